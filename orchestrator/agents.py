@@ -1,0 +1,218 @@
+"""What a host brings: agents, and the providers that start them.
+
+Order of life of one agent, the same on every path: ``provider.start(request)`` fulfils → the child is published
+(``workflow/agent-start``) → its ``result`` → ``workflow/agent-end`` → ``dispose()``, once. A start that fulfils after
+the run has closed is disposed and never announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, cast, runtime_checkable
+
+import msgspec
+
+from orchestrator.signals import AbortSignal
+from protocol.errors import ErrorCode, WorkflowError
+from protocol.events import WorkflowRunInfo
+
+__all__ = [
+    "PASS_THROUGH_OPTIONS",
+    "AgentFailed",
+    "AgentFunction",
+    "AgentProvider",
+    "AgentRegistry",
+    "AgentRequest",
+    "AgentResult",
+    "AgentRun",
+    "FunctionProvider",
+    "Usage",
+]
+
+PASS_THROUGH_OPTIONS = ("agentType", "effort", "isolation", "stallMs")
+"""Options of ``agent()`` that reach a provider only when it declares them in ``supported_options``."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one agent, where its provider knows them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One ``agent()`` call, as its provider sees it.
+
+    ``schema`` is the call's JSON Schema or ``None``; ``signal`` aborts when the run closes; ``parent`` is whoever the
+    run works for; ``options`` holds the pass-through options the provider declared.
+    """
+
+    prompt: str
+    seq: int
+    label: str
+    run: WorkflowRunInfo
+    signal: AbortSignal
+    schema: dict[str, Any] | None = None
+    phase: str | None = None
+    provider: str
+    model: str | None = None
+    parent: Any = None
+    options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+
+
+class AgentResult(msgspec.Struct, frozen=True):
+    """How an agent ended.
+
+    Args:
+        text: its final text, what ``agent()`` resolves with when the call has no schema.
+        structured: its structured answer (any JSON value), validated by the host when the call has a schema.
+        stop_reason: ``"completed"`` is success, anything else an ordinary failure (``agent()`` resolves ``null``).
+        error: the reason of a failure, shown in the outcome of the run.
+        usage: tokens, where known.
+    """
+
+    text: str = ""
+    structured: Any = None
+    stop_reason: str = "completed"
+    error: str | None = None
+    usage: Usage | None = None
+
+
+class AgentFailed(Exception):  # noqa: N818 - the public name says what happened, as in the reference
+    """Raised by an agent function for an ordinary failure: ``agent()`` resolves ``null`` and the run goes on."""
+
+
+@runtime_checkable
+class AgentRun(Protocol):
+    """One started agent. ``result`` is awaited exactly once; ``dispose`` is called exactly once, on every path."""
+
+    @property
+    def id(self) -> str:
+        """Names the child in events and records."""
+        ...
+
+    @property
+    def result(self) -> Awaitable[AgentResult]:
+        """Its outcome. Raising anything but `AgentFailed` means the provider is broken (``AGENT_RESULT``)."""
+        ...
+
+    async def dispose(self) -> None:
+        """Ends whatever still runs and frees it."""
+        ...
+
+
+@runtime_checkable
+class AgentProvider(Protocol):
+    """Starts agents. May also have ``supported_options: Collection[str]`` (see `PASS_THROUGH_OPTIONS`)."""
+
+    async def start(self, request: AgentRequest) -> AgentRun:
+        """Starts one agent. Raising refuses it: the call throws ``AGENT_START``, and no event is emitted."""
+        ...
+
+
+AgentFunction = Callable[[AgentRequest], Awaitable[str | AgentResult]]
+
+_child_numbers = itertools.count(1)
+
+
+class _FunctionRun:
+    """Runs the function inside the task that awaits ``result``: one task per agent instead of two."""
+
+    def __init__(self, function: AgentFunction, request: AgentRequest) -> None:
+        self.id = f"agent-{next(_child_numbers)}"
+        self._function = function
+        self._request = request
+
+    @property
+    def result(self) -> Awaitable[AgentResult]:
+        return self._run()
+
+    async def _run(self) -> AgentResult:
+        task = asyncio.current_task()
+        assert task is not None
+        remove = self._request.signal.add_listener(lambda _reason: task.cancel())
+        try:
+            answer: object = await self._function(self._request)
+        finally:
+            remove()
+        if isinstance(answer, AgentResult):
+            return answer
+        if isinstance(answer, str):
+            return AgentResult(text=answer, structured=answer if self._request.schema is not None else None)
+        raise TypeError(f"an agent function returns a str or an AgentResult, not {type(answer).__name__}")
+
+    async def dispose(self) -> None:
+        """Nothing to free: the abort signal cancelled the function's task."""
+
+
+class FunctionProvider:
+    """Makes a provider of an async function.
+
+    The function gets an `AgentRequest` and returns the agent's text or an `AgentResult`. It may raise `AgentFailed`
+    for an ordinary failure; any other exception is a broken provider. Its task is cancelled when the run closes.
+
+    Args:
+        function: the async function.
+        supported_options: which of `PASS_THROUGH_OPTIONS` it understands.
+    """
+
+    def __init__(self, function: AgentFunction, supported_options: tuple[str, ...] = ()) -> None:
+        self._function = function
+        self.supported_options = supported_options
+
+    async def start(self, request: AgentRequest) -> AgentRun:
+        return _FunctionRun(self._function, request)
+
+
+class AgentRegistry:
+    """Providers by name. Registering a name again replaces it for agents started later."""
+
+    def __init__(self) -> None:
+        self._providers: dict[str, AgentProvider] = {}
+
+    def register(self, name: str, provider: AgentProvider | AgentFunction) -> Callable[[], None]:
+        """Registers a provider, or an async function as one. Returns its remover.
+
+        Raises:
+            WorkflowError: the name is empty or padded, or ``provider`` is neither.
+        """
+        self.check_name(name, "an agent provider's name")
+        made: AgentProvider
+        if isinstance(provider, AgentProvider):
+            made = provider
+        elif callable(cast(object, provider)) and not inspect.isclass(provider):
+            made = FunctionProvider(provider)
+        else:
+            raise WorkflowError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"agent provider {name!r} must be an async function or have an async start(request), "
+                f"not {type(provider).__name__}",
+            )
+        self._providers[name] = made
+
+        def remove() -> None:
+            if self._providers.get(name) is made:
+                del self._providers[name]
+
+        return remove
+
+    def get(self, name: str) -> AgentProvider:
+        """The provider of that name. Raises `WorkflowError` (``AGENT_START``) when there is none."""
+        provider = self._providers.get(name)
+        if provider is None:
+            raise WorkflowError(ErrorCode.AGENT_START, f'no subagent provider registered for "{name}"')
+        return provider
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The registered names, in the order of their registration."""
+        return tuple(self._providers)
+
+    @staticmethod
+    def check_name(name: object, what: str) -> None:
+        """Raises `WorkflowError` unless ``name`` is a non-empty string without surrounding white space."""
+        if not isinstance(name, str) or not name or name != name.strip():
+            raise WorkflowError(ErrorCode.INVALID_ARGUMENT, f"{what} must be a non-empty normalized string")
