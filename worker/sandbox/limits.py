@@ -11,10 +11,15 @@ import os
 import sys
 from typing import NamedTuple
 
+if sys.platform != "win32":
+    import resource  # here and not where it is used: importing it in every fork costs more than all the walls
+
 __all__ = ["ADDRESS_SLACK", "Usage", "close_descriptor_table", "measure", "set_limits", "volunteer_for_oom"]
 
 ADDRESS_SLACK = 1 << 30
 """Addresses beyond the memory limit: room for the aligned reservations the engine trims at once. Costs no memory."""
+
+_FORBIDDEN = ("RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE")
 
 
 class Usage(NamedTuple):
@@ -34,7 +39,7 @@ def measure() -> Usage | None:
         fields = os.read(descriptor, 256).split()
     finally:
         os.close(descriptor)
-    page = os.sysconf("SC_PAGE_SIZE")
+    page = resource.getpagesize() if sys.platform != "win32" else 0
     return Usage(int(fields[0]) * page, int(fields[5]) * page)
 
 
@@ -61,47 +66,37 @@ def set_limits(*, usage: Usage | None, memory: int | None, cpu: int | None, wall
         cpu: Seconds; the first signal is SIGXCPU, and a second later SIGKILL for a process that ignores it.
         walls: Also forbid files, processes, locked memory and message queues.
     """
-    if sys.platform == "win32":
-        return False, "Windows has no resource limits"
-    import resource
-
-    wanted: list[tuple[str, int, int]] = [("RLIMIT_CORE", 0, 0)]
-    missing: list[str] = []
+    wanted = {"RLIMIT_CORE": (0, 0)}
     if cpu is not None:
-        wanted.append(("RLIMIT_CPU", cpu, cpu + 1))
-    if memory is not None and usage is None:
-        missing.append("memory (this system does not say what is used)")
-    elif memory is not None and usage is not None:
-        wanted.append(("RLIMIT_DATA", usage.data + memory, usage.data + memory))
-        addresses = usage.addresses + memory + ADDRESS_SLACK
-        wanted.append(("RLIMIT_AS", addresses, addresses))
+        wanted["RLIMIT_CPU"] = (cpu, cpu + 1)
+    if memory is not None and usage is not None:
+        data, addresses = usage.data + memory, usage.addresses + memory + ADDRESS_SLACK
+        wanted |= {"RLIMIT_DATA": (data, data), "RLIMIT_AS": (addresses, addresses)}
     if walls:
-        wanted += [(name, 0, 0) for name in ("RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE")]
-    for name, soft, hard in wanted:
-        which: int | None = getattr(resource, name, None)
-        if which is None:
-            missing.append(name)
-            continue
-        ceiling = resource.getrlimit(which)[1]
-        if ceiling != resource.RLIM_INFINITY:
-            soft, hard = min(soft, ceiling), min(hard, ceiling)
-        try:
-            resource.setrlimit(which, (soft, hard))
-        except (OSError, ValueError):
-            missing.append(name)
-    if missing:
-        return False, "not limited: " + ", ".join(missing)
-    return True, ""
+        wanted |= dict.fromkeys(_FORBIDDEN, (0, 0))
+    refused = [name for name, (soft, hard) in wanted.items() if not _lower(name, soft, hard)]
+    if memory is not None and usage is None:
+        refused.append("memory, because this system does not say what is used")
+    return (False, "not limited: " + ", ".join(refused)) if refused else (True, "")
 
 
 def close_descriptor_table(slots: int) -> tuple[bool, str]:
     """No descriptor can be made any more: a table of ``slots``, all of them taken."""
-    if sys.platform == "win32":
-        return False, "Windows has no resource limits"
-    import resource
+    return (True, "") if _lower("RLIMIT_NOFILE", slots, slots) else (False, "not limited: RLIMIT_NOFILE")
 
+
+def _lower(name: str, soft: int, hard: int) -> bool:
+    """Set a limit, or keep one an outer sandbox has set lower; whether it holds now."""
+    if sys.platform == "win32":
+        return False
+    which: int | None = getattr(resource, name, None)
+    if which is None:
+        return True  # the system has no such thing to limit
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (slots, slots))
+        ceiling = resource.getrlimit(which)[1]
+        if ceiling != resource.RLIM_INFINITY:
+            soft, hard = min(soft, ceiling), min(hard, ceiling)
+        resource.setrlimit(which, (soft, hard))
     except (OSError, ValueError):
-        return False, "not limited: RLIMIT_NOFILE"
-    return True, ""
+        return False
+    return True
