@@ -46,8 +46,9 @@ class Usage(msgspec.Struct, frozen=True):
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One ``agent()`` call, as its provider sees it.
 
-    ``schema`` is the call's JSON Schema or ``None``; ``signal`` aborts when the run closes; ``parent`` is whoever the
-    run works for; ``options`` holds the pass-through options the provider declared.
+    ``schema`` is the call's JSON Schema or ``None``; ``provider`` and ``model`` are the call's own overrides, for the
+    agent provider to interpret; ``signal`` aborts when the run closes; ``parent`` is whoever the run works for;
+    ``options`` holds the pass-through options the provider declared.
     """
 
     prompt: str
@@ -57,7 +58,7 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
     signal: AbortSignal
     schema: dict[str, Any] | None = None
     phase: str | None = None
-    provider: str
+    provider: str | None = None
     model: str | None = None
     parent: Any = None
     options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
@@ -141,11 +142,19 @@ class _FunctionRun:
         if isinstance(answer, AgentResult):
             return answer
         if isinstance(answer, str):
-            return AgentResult(text=answer, structured=answer if self._request.schema is not None else None)
+            return AgentResult(text=answer, structured=_from_json(answer) if self._request.schema is not None else None)
         raise TypeError(f"an agent function returns a str or an AgentResult, not {type(answer).__name__}")
 
     async def dispose(self) -> None:
         """Nothing to free: the abort signal cancelled the function's task."""
+
+
+def _from_json(text: str) -> object:
+    """A function that answers a schema call with JSON text means the value; other text fails the validation."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return text
 
 
 class FunctionProvider:

@@ -7,9 +7,11 @@ from typing import Literal, get_args
 
 import msgspec
 
-__all__ = ["EngineConfig", "SandboxMode"]
+__all__ = ["EngineConfig", "SandboxMode", "WorkerMode"]
 
 SandboxMode = Literal["required", "auto", "off"]
+
+WorkerMode = Literal["auto", "spawn"]
 
 MIB = 1 << 20
 MAX_DEPTH_CEILING = 800
@@ -34,6 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         token_budget: output tokens one run may spend, ``None`` for no ceiling.
         spare_workers: workers kept forked and ready.
         max_workers: live workers at once, spares included; 0 means as many as the descriptor limit allows.
+        worker_mode: ``auto`` forks workers from a warm process where the engine survives it; ``spawn`` never does.
         sandbox: ``required`` refuses to run without every wall, ``auto`` uses what the kernel has, ``off`` none.
 
     Raises:
@@ -55,6 +58,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token_budget: int | None = None
     spare_workers: int = 2
     max_workers: int = 0
+    worker_mode: WorkerMode = "auto"
     sandbox: SandboxMode = "auto"
 
     def __post_init__(self) -> None:
@@ -79,6 +83,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self._check_int("max_workers", 0)
         if self.sandbox not in get_args(SandboxMode):
             self._refuse("sandbox", "'required', 'auto' or 'off'")
+        if self.worker_mode not in get_args(WorkerMode):
+            self._refuse("worker_mode", "'auto' or 'spawn'")
         if self.max_workers and self.spare_workers > self.max_workers:
             self._refuse("spare_workers", f"at most max_workers ({self.max_workers})")
 

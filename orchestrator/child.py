@@ -1,0 +1,162 @@
+"""One agent of one run: a single task from the provider's start to the end of its dispose.
+
+It reports what happened as lifecycle events and is told by the lifecycle when to dispose. Whatever a provider does
+(raises, ignores the abort, answers nonsense) ends here as an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from orchestrator import lifecycle as lc
+from orchestrator.agents import AgentFailed, AgentProvider, AgentRequest, AgentResult, AgentRun
+from orchestrator.jsonvalue import JSONValueError, encode_json, well_formed
+from orchestrator.schemas import AgentSchema
+from protocol.errors import WorkflowError
+
+__all__ = ["Child"]
+
+_log = logging.getLogger(__name__)
+
+_NULL = msgspec.Raw(b"null")
+
+
+class Child:
+    """Starts at construction.
+
+    Args:
+        feed: takes the lifecycle's events.
+        gone: called with the seq once the task is over.
+    """
+
+    def __init__(
+        self,
+        provider: AgentProvider,
+        request: AgentRequest,
+        schema: AgentSchema | None,
+        feed: Callable[[lc.Event], None],
+        gone: Callable[[int], None],
+        max_answer: int,
+    ) -> None:
+        self._provider = provider
+        self._request = request
+        self._schema = schema
+        self._feed = feed
+        self._gone = gone
+        self._max_answer = max_answer
+        self._run: AgentRun | None = None
+        self._wanted = False  # the lifecycle said: dispose
+        self._awaiting = False
+        self._early_dispose: asyncio.Task[None] | None = None
+        self.task = asyncio.get_running_loop().create_task(self._live(), name=f"agent {request.seq}")
+
+    def dispose(self) -> None:
+        """The lifecycle's instruction. While the result is still awaited the dispose runs beside it."""
+        self._wanted = True
+        if self._awaiting and self._early_dispose is None:
+            self._early_dispose = asyncio.get_running_loop().create_task(self._dispose(), name="dispose an agent")
+
+    async def _live(self) -> None:
+        seq = self._request.seq
+        try:
+            try:
+                run: Any = await self._provider.start(self._request)
+                child_id = str(run.id)
+                self._run = run
+            except asyncio.CancelledError:
+                if not self._excuse_cancel():
+                    raise
+                self._feed(lc.StartRefused(seq, "it was cancelled while starting"))
+                return
+            except Exception as error:
+                self._feed(lc.StartRefused(seq, render(error)))
+                return
+            self._feed(lc.ChildStarted(seq, child_id))
+            if not self._wanted:
+                self._awaiting = True
+                outcome = await self._outcome(run)
+                self._awaiting = False
+                self._feed(outcome)
+            if self._early_dispose is not None:
+                await self._early_dispose
+            else:
+                await self._dispose()
+        finally:
+            self._gone(seq)
+            self._feed(lc.ChildAtRest(seq))
+
+    def _excuse_cancel(self) -> bool:
+        """Whether a CancelledError is the provider's own or follows from the run's abort, and not from outside."""
+        task = asyncio.current_task()
+        assert task is not None
+        if task.cancelling() == 0:
+            return True
+        if self._request.signal.aborted:
+            while task.cancelling():
+                task.uncancel()
+            return True
+        self._feed(lc.CancelRequested("the event loop is shutting down"))
+        return False
+
+    async def _outcome(self, run: AgentRun) -> lc.Event:
+        seq = self._request.seq
+        try:
+            answer: object = await run.result
+        except AgentFailed as failure:
+            return lc.ChildSettled(seq, _NULL, failed=True, error=render(failure, bare=True))
+        except asyncio.CancelledError:
+            if not self._excuse_cancel():
+                raise
+            return lc.ChildSettled(seq, _NULL, failed=True, error="it was cancelled by its provider")
+        except Exception as error:
+            return lc.ChildBroke(seq, render(error))
+        if not isinstance(answer, AgentResult):
+            return lc.ChildBroke(seq, f"its result is a {type(answer).__name__}, not an AgentResult")
+        return self._judge(answer)
+
+    def _judge(self, answer: AgentResult) -> lc.Event:
+        seq = self._request.seq
+        tokens = answer.usage.output_tokens if answer.usage is not None else 0
+        if answer.stop_reason != "completed":
+            reason = answer.error or f"it stopped: {answer.stop_reason}"
+            return lc.ChildSettled(seq, _NULL, failed=True, error=well_formed(reason), output_tokens=tokens)
+        value: object = answer.text if self._schema is None else answer.structured
+        if self._schema is None and not isinstance(value, str):
+            return lc.ChildBroke(seq, f"its text is a {type(value).__name__}, not a str")
+        try:
+            raw = encode_json(value, "answer")
+        except JSONValueError as error:
+            return lc.ChildBroke(seq, f"its answer is not JSON: {error}")
+        size = len(bytes(raw))
+        if size > self._max_answer:
+            return lc.ChildBroke(seq, f"its answer of {size} bytes is over the limit of {self._max_answer} (max_frame)")
+        if self._schema is not None and (errors := self._schema.errors(value)):
+            text = "its answer does not match the schema: " + "; ".join(errors)
+            return lc.ChildSettled(seq, _NULL, failed=True, error=text, output_tokens=tokens)
+        return lc.ChildSettled(seq, raw, output_tokens=tokens)
+
+    async def _dispose(self) -> None:
+        assert self._run is not None
+        try:
+            await self._run.dispose()
+        except asyncio.CancelledError:
+            if not self._excuse_cancel():
+                raise
+        except Exception as error:
+            _log.warning("disposing agent %d (%s) failed: %s", self._request.seq, self._request.label, render(error))
+
+
+def render(error: BaseException, *, bare: bool = False) -> str:
+    """A provider's error as text; also when its ``__str__`` raises."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "[an error that cannot be shown]"
+    if not bare and not isinstance(error, WorkflowError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return well_formed(text or "no reason given")

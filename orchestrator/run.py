@@ -1,0 +1,495 @@
+"""One run: the only place that turns the lifecycle's instructions into asyncio work.
+
+`RunDriver` owns the connection, the agents' tasks and the timers; `WorkflowRun` is what its holder gets. Events are
+handled one at a time, in the order they came, also when carrying out an instruction causes the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, assert_never, cast
+
+import msgspec
+
+from orchestrator import lifecycle as lc
+from orchestrator.agents import PASS_THROUGH_OPTIONS, AgentProvider, AgentRequest
+from orchestrator.bus import EventBus, EventStream
+from orchestrator.child import Child
+from orchestrator.config import EngineConfig
+from orchestrator.connection import WorkerConnection
+from orchestrator.meta import validate_meta
+from orchestrator.pool import WorkerPool
+from orchestrator.results import WorkflowResult
+from orchestrator.schemas import AgentSchema, compile_schema
+from orchestrator.signals import AbortController, AbortSignal
+from orchestrator.zygote_client import Worker
+from protocol import messages as wire
+from protocol.errors import ErrorCode, WorkflowError
+from protocol.events import RunId, WorkflowEvent, WorkflowMeta, WorkflowRunInfo
+
+__all__ = ["ResultAwaitable", "RunDriver", "WorkflowRun"]
+
+_log = logging.getLogger(__name__)
+
+_FRAME_FACTOR = 3  # the script's side counts UTF-16 units; UTF-8 needs up to three bytes for each
+_FRAME_SLACK = 512 * 1024  # a message's own fields beside the value it carries
+_HISTORY = 256  # events a late `WorkflowRun.events()` still sees
+_STUCK_AFTER = 5.0  # seconds without progress after which a listener no longer slows the run down
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """What the host keeps of an ``agent()`` call until its agent starts."""
+
+    message: wire.AgentCalled
+    label: str
+    schema: AgentSchema | None
+    provider: AgentProvider
+
+
+class RunDriver:
+    """Drives one lifecycle. Made by the engine, one per start."""
+
+    def __init__(
+        self,
+        *,
+        run_id: RunId,
+        config: EngineConfig,
+        bus: EventBus,
+        pool: WorkerPool,
+        worker: Worker,
+        provider: AgentProvider,
+        find_provider: Callable[[str], AgentProvider | None],
+        meta: WorkflowMeta | None,
+        max_total_agents: int,
+        parent: Any,
+        signal: AbortSignal | None,
+        explain_parse_error: Callable[[str], str],
+        on_settled: Callable[[RunDriver], None],
+    ) -> None:
+        self._run_id = run_id
+        self._config = config
+        self._bus = bus
+        self._pool = pool
+        self._worker = worker
+        self._provider = provider
+        self._find_provider = find_provider
+        self._parent = parent
+        self._signal = signal
+        self._explain_parse_error = explain_parse_error
+        self._on_settled = on_settled
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        limits = lc.RunLimits(
+            agent_slots=config.agent_slots,
+            max_total_agents=max_total_agents,
+            run_timeout=config.run_timeout,
+            dispose_grace=config.dispose_grace,
+            sync_timeout=config.sync_timeout,
+            cpu_limit=config.cpu_limit,
+            memory_limit=config.memory_limit,
+        )
+        self.machine = lc.Lifecycle(limits, None if meta is None else WorkflowRunInfo(run_id, meta))
+        self._inbox: collections.deque[lc.Event] = collections.deque()
+        self._handling = False
+        self._last: wire.WorkerMessage | None = None
+        self._value: Any = None
+        self._calls: dict[int, _Call] = {}
+        self._children: dict[int, Child] = {}
+        self._abort = AbortController()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._admission: asyncio.Future[WorkflowRunInfo] = self._loop.create_future()
+        self.settled: asyncio.Future[WorkflowResult] = self._loop.create_future()
+        self._history: collections.deque[WorkflowEvent] = collections.deque(maxlen=_HISTORY)
+        self._streams: list[EventStream] = []
+        self._drain_task: asyncio.Task[None] | None = None
+        self._remove_signal_listener: Callable[[], None] = lambda: None
+        self._connection = WorkerConnection(
+            worker.connection, self, config.max_frame * _FRAME_FACTOR + _FRAME_SLACK
+        )
+        worker.on_exit = self._worker_exited
+
+    # ---------------------------------------------------------------- start and end
+
+    async def start(self, load: wire.Load) -> WorkflowRun:
+        """Loads the script. Raises `WorkflowError` when there will be no run; then nothing is left behind."""
+        self._connection.send(wire.encode(load))
+        self._connection.resume()
+        if self._worker.exited:
+            self._worker_exited(self._worker.report)
+        try:
+            if self._signal is not None:
+                self._remove_signal_listener = self._signal.add_listener(self._signal_aborted)
+            info = await self._admission
+        except BaseException:
+            self._release()
+            self._pool.kill(self._worker)
+            raise
+        return WorkflowRun(self, info)
+
+    def cancel(self, reason: str | None) -> None:
+        """From any thread; the first reason wins."""
+        text = "workflow cancelled" if reason is None else reason
+        if threading.get_ident() == self._thread:
+            self.feed(lc.CancelRequested(text))
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.feed, lc.CancelRequested(text))
+
+    def _signal_aborted(self, _reason: str) -> None:
+        started = self.machine.state is not lc.RunState.LOADING
+        self.cancel("workflow signal aborted" if started else "workflow start signal already aborted")
+
+    async def dispose(self) -> None:
+        """Cancels, then waits until the result is there and the worker is gone, within the grace."""
+        self.cancel("workflow disposed")
+        await asyncio.shield(self.settled)
+        if not self._worker.gone.done():
+            await asyncio.wait({self._worker.gone}, timeout=max(1.0, self._config.dispose_grace))
+        tasks = [child.task for child in self._children.values() if not child.task.done()]
+        for task in tasks:
+            _log.warning("an agent of run %s ignores its abort and still runs after dispose", self._run_id)
+            task.add_done_callback(_consume)
+
+    def events(self) -> EventStream:
+        stream = EventStream(self._history, self._close_stream)
+        self._streams.append(stream)
+        return stream
+
+    def _close_stream(self, stream: EventStream) -> None:
+        if stream in self._streams:
+            self._streams.remove(stream)
+
+    def _release(self) -> None:
+        """Gives back everything the run holds in the loop and on the caller's signal."""
+        self._remove_signal_listener()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._connection.close()
+        if self._drain_task is not None:
+            self._drain_task.cancel()
+
+    # ---------------------------------------------------------------- the one inlet
+
+    def feed(self, event: lc.Event) -> None:
+        """Hands an event to the machine and carries out what it says. Re-entrant calls wait their turn."""
+        self._inbox.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._inbox:
+                for instruction in self.machine.handle(self._inbox.popleft()):
+                    self._perform(instruction)
+        finally:
+            self._handling = False
+
+    def _perform(self, instruction: lc.Instruction) -> None:
+        match instruction:
+            case lc.Emit(event=event):
+                self._emit(event)
+            case lc.Send(message=message):
+                self._connection.send(wire.encode(message))
+            case lc.StartAgent(seq=seq):
+                self._start_child(seq)
+            case lc.DisposeAgent(seq=seq):
+                self._children[seq].dispose()
+            case lc.AbortAgents(reason=reason):
+                self._abort.abort(reason)
+            case lc.KillWorker():
+                self._connection.close()
+                self._pool.kill(self._worker)
+            case lc.ArmDeadline(kind=kind, seconds=seconds):
+                self._timers[kind] = self._loop.call_later(seconds, self.feed, lc.DeadlinePassed(kind))
+            case lc.Admit(info=info):
+                if not self._admission.done():
+                    self._admission.set_result(info)
+            case lc.Refuse(code=code, message=message):
+                self._release()
+                self._on_settled(self)
+                if not self._admission.done():
+                    self._admission.set_exception(WorkflowError(ErrorCode(code), message))
+            case lc.Settle(outcome=outcome):
+                self._settle(outcome)
+            case _:
+                assert_never(instruction)
+
+    def _emit(self, event: WorkflowEvent) -> None:
+        self._history.append(event)
+        for stream in tuple(self._streams):
+            stream.deliver(event)
+        self._bus.emit(event)
+
+    def _settle(self, outcome: lc.Outcome) -> None:
+        machine = self.machine
+        self._release()
+        result = WorkflowResult(
+            value=self._value if outcome.stop_reason == "completed" else None,
+            stop_reason=outcome.stop_reason,
+            error=outcome.error,
+            code=outcome.code,
+            agents_started=machine.agents_started,
+            agents_completed=machine.counts["completed"],
+            agents_failed=machine.counts["failed"],
+            agents_cancelled=machine.counts["cancelled"],
+            failures=tuple(machine.failures),
+            warnings=tuple(machine.warnings),
+            output_tokens=machine.output_tokens,
+        )
+        if not self.settled.done():
+            self.settled.set_result(result)
+        self._on_settled(self)
+
+    # ---------------------------------------------------------------- the worker
+
+    def frame_received(self, frame: bytes) -> None:
+        """One message of the worker: decoded, checked, and handed on as an event."""
+        try:
+            message = wire.decode_worker_message(frame)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            self.feed(lc.BadMessage(f"a message that cannot be read ({_short(error)})"))
+            return
+        match message:
+            case wire.LogCalled() | wire.PhaseCalled() | wire.ScriptFailed():
+                self.feed(message)
+            case wire.AgentCalled():
+                self.feed(self._admit_call(message))
+            case wire.ResultReturned():
+                try:
+                    self._value = msgspec.json.decode(message.value)
+                except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+                    self.feed(lc.BadMessage(f"a result that cannot be read ({_short(error)})"))
+                    return
+                self.feed(message)
+            case wire.Ready(walls=walls):
+                self._check_walls(walls)
+            case wire.Loaded(meta=meta):
+                self.feed(self._loaded(meta))
+            case wire.Rejected(code=code, message=text):
+                explained = text + self._explain_parse_error(text) if code == ErrorCode.SCRIPT_PARSE else text
+                known = code if code in (ErrorCode.SCRIPT_PARSE, ErrorCode.META_INVALID) else ErrorCode.PROTOCOL
+                self.feed(lc.ScriptRefused(known, explained))
+            case _:
+                assert_never(message)
+        self._last = message
+        self._hold_back_if_congested()
+
+    def frames_broken(self, reason: str) -> None:
+        self.feed(lc.BadMessage(reason))
+
+    def hung_up(self) -> None:
+        self.feed(lc.HungUp(_describe(self._last)))
+
+    def write_blocked(self, blocked: bool) -> None:
+        self.feed(lc.WriteBlocked(blocked))
+
+    def _worker_exited(self, report: wire.ExitReport | None) -> None:
+        if self._worker.failure is not None:
+            self.feed(lc.WorkerFailed(f"no worker could be started: {self._worker.failure}"))
+        else:
+            self.feed(lc.Exited(report))
+
+    def _check_walls(self, walls: tuple[wire.WallReport, ...]) -> None:
+        if self._last is not None:
+            self.feed(lc.BadMessage("ready was sent twice"))
+            return
+        self._pool.walls = walls
+        if self._config.sandbox == "required":
+            down = [f"{wall.name} ({wall.detail or 'not available'})" for wall in walls if not wall.up]
+            if down:
+                text = f"sandbox='required', but this system lacks: {', '.join(down)}; use sandbox='auto' to run without"
+                self.feed(lc.WorkerFailed(text))
+
+    def _loaded(self, meta: msgspec.Raw | msgspec.UnsetType) -> lc.Event:
+        if self.machine.info is not None:
+            return lc.ScriptLoaded(self.machine.info)
+        if meta is msgspec.UNSET:
+            return lc.BadMessage("no meta came back for the header")
+        try:
+            return lc.ScriptLoaded(WorkflowRunInfo(self._run_id, validate_meta(msgspec.json.decode(meta))))
+        except WorkflowError as error:
+            return lc.ScriptRefused(error.code, error.message)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return lc.BadMessage("a meta that cannot be read")
+
+    def _hold_back_if_congested(self) -> None:
+        """Reads no further while a listener is far behind; a listener that is stuck is not waited for."""
+        if self._drain_task is not None or self.machine.state is not lc.RunState.RUNNING:
+            return
+        if any(stream.congested for stream in self._streams) or self._bus.backlogs():
+            self._connection.pause()
+            self._drain_task = self._loop.create_task(self._drain_listeners(), name="wait for event listeners")
+
+    async def _drain_listeners(self) -> None:
+        try:
+            idle = 0.0
+            last = -1
+            while backlogs := [*(s for s in self._streams if s.congested), *self._bus.backlogs()]:
+                behind = sum(len(backlog) for backlog in backlogs)
+                idle = idle + 0.01 if behind >= last >= 0 else 0.0
+                last = behind
+                if idle >= _STUCK_AFTER:
+                    for backlog in backlogs:
+                        backlog.stuck = True
+                    _log.warning("a workflow event listener is stuck: it loses log and phase events until it catches up")
+                    break
+                await asyncio.sleep(0.01)
+        finally:
+            self._drain_task = None
+        self._connection.resume()
+
+    # ---------------------------------------------------------------- agents
+
+    def _admit_call(self, call: wire.AgentCalled) -> lc.Event:
+        """Checks what only the host can: provider, options, schema, budget."""
+        provider = self._provider
+        if call.provider is not None:
+            provider = self._find_provider(call.provider) or provider
+        options = call.options or {}
+        supported: tuple[str, ...] = tuple(getattr(provider, "supported_options", ()))
+        for name in options:
+            if name not in PASS_THROUGH_OPTIONS:
+                return lc.BadMessage(f"an agent call with the unknown option {name[:40]!r}")
+            if name not in supported:
+                known = ", ".join(("label, phase, schema, provider, model", *supported))
+                text = f'agent() option "{name}" is not supported by the agent provider of this run (supported: {known})'
+                return lc.CallRefused(call.seq, ErrorCode.UNSUPPORTED_OPTION, text)
+        budget = self._config.token_budget
+        if budget is not None and self.machine.output_tokens >= budget:
+            text = f"this run has spent {self.machine.output_tokens} of its {budget} output tokens; no further agent starts"
+            return lc.CallRefused(call.seq, ErrorCode.BUDGET_EXCEEDED, text)
+        schema = None
+        if call.schema is not msgspec.UNSET:
+            try:
+                schema = compile_schema(bytes(call.schema))
+            except WorkflowError as error:
+                return lc.CallRefused(call.seq, error.code, error.message)
+        label = call.label if call.label is not None else default_label(call.prompt)
+        self._calls[call.seq] = _Call(call, label, schema, provider)
+        return lc.CallAdmitted(call.seq, label, call.phase)
+
+    def _start_child(self, seq: int) -> None:
+        call = self._calls.pop(seq)
+        assert self.machine.info is not None
+        request = AgentRequest(
+            prompt=call.message.prompt,
+            seq=seq,
+            label=call.label,
+            run=self.machine.info,
+            signal=self._abort.signal,
+            schema=None if call.schema is None else call.schema.value,
+            phase=call.message.phase,
+            provider=call.message.provider,
+            model=call.message.model,
+            parent=self._parent,
+            options=call.message.options or {},
+        )
+        self._children[seq] = Child(
+            call.provider, request, call.schema, self.feed, self._child_gone, self._config.max_frame
+        )
+
+    def _child_gone(self, seq: int) -> None:
+        self._children.pop(seq, None)
+
+
+def default_label(prompt: str) -> str:
+    """The prompt's first line, cut to 48 characters (as the reference labels a call)."""
+    line = prompt.split("\n", 1)[0]
+    return line if len(line) <= 48 else f"{line[:47]}…"
+
+
+def _short(error: Exception) -> str:
+    return str(error).split("\n", 1)[0][:200]
+
+
+def _describe(message: wire.WorkerMessage | None) -> str:
+    """The last thing a worker was seen to do, for the text of its death."""
+    match message:
+        case None:
+            return "starting"
+        case wire.Ready():
+            return "reading the script"
+        case wire.Loaded():
+            return "running the script's first lines"
+        case wire.LogCalled(message=text):
+            return f"log({text[:60]!r})"
+        case wire.PhaseCalled(title=title):
+            return f"phase({title[:60]!r})"
+        case wire.AgentCalled(seq=seq):
+            return f"agent call {seq}"
+        case _:
+            return type(message).__name__
+
+
+def _consume(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+class ResultAwaitable:
+    """Resolves with the `WorkflowResult`, never raises, and may be awaited any number of times.
+
+    Cancelling a task that waits here cancels the run: whoever waits for a result is its holder.
+    """
+
+    __slots__ = ("_driver",)
+
+    def __init__(self, driver: RunDriver) -> None:
+        self._driver = driver
+
+    def __await__(self) -> Generator[Any, None, WorkflowResult]:
+        try:
+            return (yield from asyncio.shield(self._driver.settled).__await__())
+        except asyncio.CancelledError:
+            self._driver.cancel("the task that waited for the result was cancelled")
+            raise
+
+    def done(self) -> bool:
+        """Whether the result is there."""
+        return self._driver.settled.done()
+
+
+class WorkflowRun:
+    """A live run, owned by whoever started it. ``async with`` it, or call `dispose` on every path."""
+
+    def __init__(self, driver: RunDriver, info: WorkflowRunInfo) -> None:
+        self._driver = driver
+        self.info = info
+
+    @property
+    def id(self) -> RunId:
+        return self.info.id
+
+    @property
+    def meta(self) -> WorkflowMeta:
+        """The engine's own normalised copy."""
+        return self.info.meta
+
+    @property
+    def result(self) -> Awaitable[WorkflowResult]:
+        """Resolves once everything is at rest, with whatever happened; never raises."""
+        return cast(Awaitable[WorkflowResult], ResultAwaitable(self._driver))
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Ends the run as ``cancelled``. Idempotent, from any thread; the first reason wins."""
+        self._driver.cancel(reason)
+
+    async def dispose(self) -> None:
+        """Ends the run if it still runs and waits, within ``dispose_grace``, until nothing of it is left."""
+        await self._driver.dispose()
+
+    def events(self) -> EventStream:
+        """This run's events as an async iterator, from the start of the run, or the last 256 before this call."""
+        return self._driver.events()
+
+    async def __aenter__(self) -> WorkflowRun:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.dispose()
+
+    def __repr__(self) -> str:
+        return f"<WorkflowRun {self.id} {self.meta.name!r} {self._driver.machine.state.name.lower()}>"

@@ -1,0 +1,107 @@
+"""Starting, killing and reaping worker processes, with `multiprocess`, from inside the zygote.
+
+Two start methods behind one face: ``fork`` copies the warm process, ``spawn`` starts a fresh one that loads the engine
+itself. Reaping uses ``wait4``: it gives the resource usage that explains a death, and costs nothing per live worker.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import multiprocess
+from multiprocess import popen_fork, popen_spawn_posix
+
+from protocol.messages import ExitReport
+
+__all__ = ["WorkerProcesses"]
+
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+class _Reaped:
+    """`multiprocess` polls every child at each start; ours are reaped by `WorkerProcesses.reap` alone."""
+
+    returncode: int | None
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:  # the name and shape are multiprocess's
+        return self.returncode
+
+
+class _ForkPopen(_Reaped, popen_fork.Popen):
+    def _launch(self, process_obj: Any) -> None:
+        """A fork without the two pipes of the original: the worker keeps no descriptor but its socket."""
+        self.pid = os.fork()
+        self.sentinel = -1
+        if self.pid == 0:
+            code = 1
+            try:
+                code = process_obj._bootstrap()
+            finally:
+                os._exit(code)
+
+
+class _SpawnPopen(_Reaped, popen_spawn_posix.Popen):
+    pass
+
+
+class WorkerProcesses:
+    """The live workers of one zygote, by the number the host gave each.
+
+    Args:
+        method: ``fork`` or ``spawn``.
+        target: what a worker runs; called with its socket and its options.
+    """
+
+    def __init__(self, method: str, target: Callable[..., None]) -> None:
+        self._target = target
+        self._context = multiprocess.get_context(method)
+        self._popen: Callable[[Any], Any] = _ForkPopen if method == "fork" else _SpawnPopen
+        self._workers: dict[int, Any] = {}
+        self._numbers: dict[int, int] = {}
+
+    def start(self, number: int, connection: socket.socket, **options: Any) -> int:
+        """Starts a worker on ``connection``; returns its process id. Raises OSError when the system refuses."""
+        process = self._context.Process(target=self._target, args=(connection,), kwargs=options, daemon=False)
+        process._Popen = self._popen
+        process.start()
+        self._workers[number] = process
+        self._numbers[process.pid] = number
+        return process.pid
+
+    def kill(self, number: int) -> None:
+        """SIGKILL. A worker that was not reaped yet keeps its process id, so this cannot hit anything else."""
+        process = self._workers.get(number)
+        if process is not None:
+            os.kill(process.pid, signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        for number in list(self._workers):
+            self.kill(number)
+
+    def reap(self) -> list[tuple[int, ExitReport]]:
+        """Every worker that ended since the last call."""
+        ended: list[tuple[int, ExitReport]] = []
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ended
+            if pid == 0:
+                return ended
+            number = self._numbers.pop(pid, None)
+            if number is None:
+                continue  # a helper of the spawn method
+            code = os.waitstatus_to_exitcode(status)
+            process = self._workers.pop(number)
+            process._popen.returncode = code
+            process.close()
+            report = ExitReport(code, usage.ru_maxrss * _MAXRSS_UNIT, usage.ru_utime + usage.ru_stime)
+            ended.append((number, report))
+
+    def __len__(self) -> int:
+        return len(self._workers)

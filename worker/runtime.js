@@ -1,0 +1,563 @@
+// The script's side of a run: hooks, the value boundary, error places. Evaluated once in the zygote, before any script.
+//
+// Guarantees: nothing but JSON text made here crosses to Python; everything used after the script starts was captured
+// before it did, so tampered built-ins can break the script but never change what is sent or read.
+(send, armTimer, disarmTimer) => {
+  'use strict';
+
+  const { apply, ownKeys, getPrototypeOf, setPrototypeOf, defineProperty, getOwnPropertyDescriptor } = Reflect;
+  const { isArray } = Array;
+  const { keys, freeze, create, getOwnPropertySymbols } = Object;
+  const { stringify, parse } = JSON;
+  const RealPromise = Promise;
+  const RealError = Error;
+  const AsyncFunction = (async () => {}).constructor;
+  const promiseThen = Promise.prototype.then;
+  const stackOf = getOwnPropertyDescriptor(Error.prototype, 'stack').get;
+  const uncurry = (method) => (self, ...rest) => apply(method, self, rest);
+  const hasOwn = uncurry(Object.prototype.hasOwnProperty);
+  const toWellFormed = uncurry(String.prototype.toWellFormed);
+  const isWellFormed = uncurry(String.prototype.isWellFormed);
+  const indexOf = uncurry(String.prototype.indexOf);
+  const slice = uncurry(String.prototype.slice);
+  const split = uncurry(String.prototype.split);
+  const matchRegExp = uncurry(RegExp.prototype.exec);
+  const mapGet = uncurry(Map.prototype.get);
+  const mapSet = uncurry(Map.prototype.set);
+  const mapDelete = uncurry(Map.prototype.delete);
+  const weakAdd = uncurry(WeakSet.prototype.add);
+  const sizeOf = getOwnPropertyDescriptor(Map.prototype, 'size').get;
+  const weakHas = uncurry(WeakSet.prototype.has);
+  const plainObject = Object.prototype;
+  const plainArray = Array.prototype;
+  const plainPromise = Promise.prototype;
+  const StringOf = String;
+  const NumberOf = Number;
+  const { isInteger } = Number;
+  const { min } = Math;
+
+  const MAX_NARRATION = 64 * 1024;
+  const MAX_WARNINGS = 20;
+  const CODE_LINES_BEFORE_BODY = 2; // the AsyncFunction constructor puts its own head above the body
+
+  const pending = new Map(); // seq -> { resolve, reject }
+  const timers = new Map(); // id -> callback
+  const fatalErrors = new WeakSet();
+  let limits = null;
+  let sourceLines = [];
+  let body = null;
+  let lastSeq = 0;
+  let lastTimer = 0;
+  let currentPhase = null;
+  let settled = false;
+  let tokensSpent = 0;
+  let warnings = [];
+
+  // ---------------------------------------------------------------------------------------------- errors
+
+  function fatal(code, message) {
+    const error = new RealError(message);
+    defineProperty(error, 'name', { value: 'WorkflowError', configurable: true, writable: true });
+    defineProperty(error, 'code', { value: code, enumerable: true });
+    weakAdd(fatalErrors, error);
+    return error;
+  }
+
+  const isFatal = (error) => typeof error === 'object' && error !== null && weakHas(fatalErrors, error);
+
+  function warn(message) {
+    if (warnings.length < MAX_WARNINGS) defineProperty(warnings, warnings.length, { value: message, enumerable: true, configurable: true, writable: true });
+  }
+
+  // Reads a data property without running the script's code.
+  function dataProperty(object, key) {
+    for (let at = object, hops = 0; at !== null && typeof at === 'object' && hops < 8; at = getPrototypeOf(at), hops++) {
+      const found = getOwnPropertyDescriptor(at, key);
+      if (found !== undefined) return hasOwn(found, 'value') ? found.value : undefined;
+    }
+    return undefined;
+  }
+
+  function describe(thrown) {
+    if (typeof thrown === 'symbol') return 'a thrown symbol';
+    if (typeof thrown === 'function') return 'a thrown function';
+    if (typeof thrown !== 'object' || thrown === null) return StringOf(thrown);
+    try {
+      const message = dataProperty(thrown, 'message');
+      const name = dataProperty(thrown, 'name');
+      if (typeof message === 'string') {
+        const isError = typeof apply(stackOf, thrown, []) === 'string';
+        return isError && typeof name === 'string' && name !== '' ? (message === '' ? name : `${name}: ${message}`) : message;
+      }
+      const text = tryEncode(thrown);
+      return text === null ? '[an object that cannot be shown]' : `a thrown object: ${text.length > 500 ? slice(text, 0, 500) + '…' : text}`;
+    } catch {
+      return '[an object that cannot be shown]';
+    }
+  }
+
+  function tryEncode(value) {
+    const kept = warnings;
+    warnings = [];
+    try { return encode(value, 'thrown'); } catch { return null; } finally { warnings = kept; }
+  }
+
+  // "at line L, column C", the source line and a caret, for the first frame that is the author's own.
+  function placeOf(thrown) {
+    let stack;
+    try { stack = apply(stackOf, thrown, []); } catch { return ''; }
+    if (typeof stack !== 'string') return '';
+    const lines = split(stack, '\n', 60);
+    for (let i = 0; i < lines.length; i++) {
+      const found = matchRegExp(FRAME, lines[i]);
+      if (found !== null) return placeText(NumberOf(found[1]) - CODE_LINES_BEFORE_BODY, NumberOf(found[2]));
+    }
+    return '';
+  }
+  const FRAME = /runtime\.js line \d+ > AsyncFunction:(\d+):(\d+)$/;
+  // exec() looks itself up on the prototype's accessors only for sticky/global flags; this one has neither.
+
+  function placeText(line, column) {
+    if (!(line >= 1)) return '';
+    if (line > sourceLines.length) { // the engine points into the wrapper's tail: the source ended too early
+      line = sourceLines.length;
+      column = sourceLines[line - 1].length + 1;
+    }
+    const source = sourceLines[line - 1];
+    const from = column > 120 ? column - 100 : 1;
+    const shown = slice(source, from - 1, from + 159);
+    let caret = '';
+    for (let i = from; i < column; i++) caret += source[i - 1] === '\t' ? '\t' : ' ';
+    return ` (line ${line}, column ${column})\n${shown}\n${caret}^`;
+  }
+
+  // ---------------------------------------------------------------------------------------------- value boundary
+
+  class Unserializable extends Error {}
+
+  function refuse(path, why) {
+    throw new Unserializable(`${path}: ${why}`);
+  }
+
+  const quote = (text) => stringify(isWellFormed(text) ? text : toWellFormed(text));
+  const IDENTIFIER = /^[A-Za-z_$][\w$]*$/;
+  const childPath = (path, key) => (matchRegExp(IDENTIFIER, key) !== null ? `${path}.${key}` : `${path}[${quote(key)}]`);
+
+  // JSON text of a value. Built as text because JSON.stringify would read toJSON and getters a second time.
+  function encode(root, rootPath) {
+    const ancestors = [];
+    const quotedKeys = create(null);
+    let depth = 0;
+    let size = 0;
+    const maxDepth = limits.max_depth;
+    const maxSize = limits.max_frame;
+
+    // The path is only wanted on a refusal, so it is rebuilt from the keys on the way instead of carried along.
+    const trail = [];
+    const here = () => {
+      let path = rootPath;
+      for (let i = 0; i < depth; i++) path = typeof trail[i] === 'number' ? `${path}[${trail[i]}]` : childPath(path, trail[i]);
+      return path;
+    };
+    const grow = (text) => {
+      size += text.length;
+      if (size > maxSize) throw new Unserializable(`${rootPath} is over the limit of ${maxSize} bytes for one message`);
+      return text;
+    };
+
+    function read(holder, key) {
+      try {
+        return holder[key];
+      } catch (error) {
+        refuse(here(), `reading the value threw: ${describe(error)}`);
+      }
+    }
+
+    function enter(value) {
+      for (let i = 0; i < depth; i++) if (ancestors[i] === value) refuse(here(), 'circular references are not JSON data');
+      if (depth >= maxDepth) refuse(rootPath, `nested deeper than ${maxDepth} levels`);
+      ancestors[depth] = value;
+      depth++;
+    }
+
+    function one(value) {
+      switch (typeof value) {
+        case 'string': return grow(quote(value));
+        case 'number':
+          if (value - value !== 0) refuse(here(), 'non-finite numbers are not JSON data');
+          return grow(value === 0 ? '0' : '' + value);
+        case 'boolean': return value ? 'true' : 'false';
+        case 'undefined': return undefined;
+        case 'bigint': return refuse(here(), 'bigints are not JSON data');
+        case 'symbol': return refuse(here(), 'symbols are not plain JSON data');
+        case 'function': return refuse(here(), 'functions are not plain JSON data');
+      }
+      if (value === null) return 'null';
+      let array, prototype;
+      try {
+        array = isArray(value);
+        prototype = getPrototypeOf(value);
+      } catch (error) {
+        refuse(here(), `reading the value threw: ${describe(error)}`);
+      }
+      if (prototype === plainPromise) refuse(here(), 'this is a promise: await it');
+      if (array ? prototype !== plainArray : prototype !== plainObject && prototype !== null) {
+        refuse(here(), 'only plain objects and arrays are JSON data (exotic prototype)');
+      }
+      let names;
+      try {
+        if (getOwnPropertySymbols(value).length !== 0) refuse(here(), 'symbol-keyed properties are not plain JSON data');
+        names = keys(value);
+      } catch (error) {
+        if (error instanceof Unserializable) throw error;
+        refuse(here(), `reading the value threw: ${describe(error)}`);
+      }
+      enter(value);
+      const text = array ? elements(value, names) : members(value, names);
+      depth--;
+      return text;
+    }
+
+    function elements(value, names) {
+      const at = depth - 1;
+      const length = value.length;
+      if (names.length !== length || (length > 0 && names[length - 1] !== '' + (length - 1))) {
+        for (let i = 0; i < length && i <= names.length; i++) {
+          trail[at] = i;
+          if (!hasOwn(value, i)) refuse(here(), 'sparse arrays are not JSON data');
+        }
+        trail[at] = names[names.length - 1];
+        refuse(here(), 'arrays with non-index properties are not JSON data');
+      }
+      let text = '[';
+      for (let i = 0; i < length; i++) {
+        trail[at] = i;
+        let item = one(read(value, i));
+        if (item === undefined) {
+          warn(`${here()}: undefined became null`);
+          item = 'null';
+        }
+        text += i === 0 ? item : ',' + item;
+      }
+      grow('[]');
+      return text + ']';
+    }
+
+    function members(value, names) {
+      const at = depth - 1;
+      let text = '{';
+      let first = true;
+      for (let i = 0; i < names.length; i++) {
+        const name = names[i];
+        trail[at] = name;
+        const item = one(read(value, name));
+        if (item === undefined) {
+          warn(`${here()}: a property whose value is undefined was left out`);
+          continue;
+        }
+        const key = quotedKeys[name] || (quotedKeys[name] = quote(name) + ':');
+        grow(key);
+        text += first ? key + item : ',' + key + item;
+        first = false;
+      }
+      grow('{}');
+      return text + '}';
+    }
+
+    const text = one(root);
+    return text === undefined ? 'null' : text;
+  }
+
+  // Messages of this file's own making: flat objects of primitives and ready-made JSON text.
+  function message(type, fields) {
+    let text = `{"type":"${type}"`;
+    for (let i = 0; i < fields.length; i += 2) if (fields[i + 1] !== undefined) text += `,"${fields[i]}":${fields[i + 1]}`;
+    return text + '}';
+  }
+
+  const clip = (text) => (text.length > MAX_NARRATION ? slice(text, 0, MAX_NARRATION - 1) + '…' : text);
+
+  // ---------------------------------------------------------------------------------------------- hooks
+
+  const STRING_OPTIONS = ['label', 'phase', 'provider', 'model', 'agentType', 'effort', 'isolation'];
+  const PASSED = ['agentType', 'effort', 'isolation', 'stallMs'];
+  const KNOWN = 'label, phase, schema, provider, model, agentType, effort, isolation, stallMs';
+  const contains = (list, item) => { for (let i = 0; i < list.length; i++) if (list[i] === item) return true; return false; };
+
+  function callText(prompt, opts) {
+    if (typeof prompt !== 'string' || prompt.length === 0) throw fatal('INVALID_ARGUMENT', 'agent() requires a non-empty prompt string');
+    const fields = create(null);
+    if (opts !== undefined) {
+      if (typeof opts !== 'object' || opts === null || isArray(opts)) throw fatal('INVALID_ARGUMENT', 'agent() options must be an object');
+      const names = ownKeys(opts);
+      for (let i = 0; i < names.length; i++) {
+        const name = names[i];
+        if (typeof name === 'symbol') throw fatal('INVALID_ARGUMENT', 'agent() options must be plain JSON data — agent() options: symbol-keyed properties are not plain JSON data');
+        let value;
+        try { value = opts[name]; } catch (error) {
+          throw fatal('INVALID_ARGUMENT', `agent() options must be plain JSON data — agent() options.${name}: reading the value threw: ${describe(error)}`);
+        }
+        if (value === undefined) continue;
+        if (contains(STRING_OPTIONS, name)) {
+          if (typeof value !== 'string') throw fatal('INVALID_ARGUMENT', `agent() option "${name}" must be a string`);
+        } else if (name === 'stallMs') {
+          if (typeof value !== 'number' || !(value > 0) || value - value !== 0) throw fatal('INVALID_ARGUMENT', 'agent() option "stallMs" must be a positive number of milliseconds');
+        } else if (name !== 'schema') {
+          throw fatal('UNSUPPORTED_OPTION', `agent() option "${name}" is not recognized (supported: ${KNOWN})`);
+        }
+        fields[name] = value;
+      }
+    }
+    let schema;
+    if (fields.schema !== undefined) {
+      if (typeof fields.schema !== 'object' || fields.schema === null || isArray(fields.schema)) throw fatal('UNSUPPORTED_SCHEMA', 'agent() option "schema" must be a JSON Schema object');
+      try { schema = encode(fields.schema, 'agent() options.schema'); } catch (error) {
+        if (!(error instanceof Unserializable)) throw error;
+        throw fatal('INVALID_ARGUMENT', `agent() options must be plain JSON data — ${error.message}`);
+      }
+    }
+    let passed;
+    for (let i = 0; i < PASSED.length; i++) {
+      const value = fields[PASSED[i]];
+      if (value !== undefined) passed = `${passed === undefined ? '{' : passed + ','}"${PASSED[i]}":${typeof value === 'string' ? quote(clip(value)) : value}`;
+    }
+    const phase = fields.phase === undefined ? currentPhase : clip(fields.phase);
+    if (lastSeq >= limits.max_total_agents) {
+      throw fatal('AGENT_CAP', `this run reached its total agent cap (${limits.max_total_agents}) — a runaway-loop backstop; raise the applicable maxTotalAgents limit if the scale is intentional`);
+    }
+    if (limits.token_budget !== null && tokensSpent >= limits.token_budget) {
+      throw fatal('BUDGET_EXCEEDED', `this run has spent ${tokensSpent} of its ${limits.token_budget} output tokens; no further agent starts`);
+    }
+    const text = (value) => (value === undefined || value === null ? undefined : quote(clip(value)));
+    const seq = lastSeq + 1;
+    const made = message('agent', [
+      'seq', seq, 'prompt', quote(prompt), 'label', text(fields.label), 'phase', text(phase), 'schema', schema,
+      'provider', text(fields.provider), 'model', text(fields.model), 'options', passed === undefined ? undefined : passed + '}',
+    ]);
+    if (made.length > limits.max_frame) throw fatal('INVALID_ARGUMENT', `agent() prompt and options are over the limit of ${limits.max_frame} bytes for one message`);
+    lastSeq = seq;
+    return made;
+  }
+
+  function agent(prompt, opts) {
+    return new RealPromise((resolve, reject) => {
+      const made = callText(prompt, opts);
+      mapSet(pending, lastSeq, { resolve, reject });
+      send(made);
+    });
+  }
+
+  function checkItems(hook, items) {
+    if (items.length > limits.max_items_per_call) {
+      throw fatal('ITEM_CAP', `${hook}() received ${items.length} items — over the per-call cap (${limits.max_items_per_call}); split the work or raise maxItemsPerCall in the engine config`);
+    }
+  }
+
+  // Runs work(i) for every index at once; a throw gives null at its place, a fatal error rejects the whole at once.
+  function join(count, work) {
+    return new RealPromise((resolve, reject) => {
+      const results = [];
+      for (let i = 0; i < count; i++) defineProperty(results, i, { value: null, writable: true, enumerable: true, configurable: true });
+      if (count === 0) return resolve(results);
+      let left = count;
+      const one = async (i) => {
+        try {
+          results[i] = await work(i);
+        } catch (error) {
+          if (isFatal(error)) return reject(error);
+        }
+        if (--left === 0) resolve(results);
+      };
+      for (let i = 0; i < count; i++) one(i);
+    });
+  }
+
+  function parallel(thunks) {
+    return new RealPromise((resolve) => {
+      if (!isArray(thunks)) throw fatal('INVALID_ARGUMENT', 'parallel() requires an array of zero-argument functions');
+      checkItems('parallel', thunks);
+      const work = [];
+      for (let i = 0; i < thunks.length; i++) {
+        const thunk = thunks[i];
+        if (typeof thunk !== 'function') {
+          const hint = typeof thunk === 'object' && thunk !== null && getPrototypeOf(thunk) === plainPromise ? ': it is a promise; write () => agent(…)' : '';
+          throw fatal('INVALID_ARGUMENT', `parallel() item ${i} is not a function${hint}`);
+        }
+        work[i] = thunk;
+      }
+      resolve(join(work.length, (i) => (0, work[i])()));
+    });
+  }
+
+  function pipeline(items, ...stages) {
+    return new RealPromise((resolve) => {
+      if (!isArray(items)) throw fatal('INVALID_ARGUMENT', 'pipeline() requires an items array');
+      if (stages.length === 0) throw fatal('INVALID_ARGUMENT', 'pipeline() requires at least one stage function');
+      for (let i = 0; i < stages.length; i++) {
+        if (typeof stages[i] !== 'function') throw fatal('INVALID_ARGUMENT', `pipeline() stage ${i} is not a function`);
+      }
+      checkItems('pipeline', items);
+      const copied = [];
+      for (let i = 0; i < items.length; i++) copied[i] = items[i];
+      resolve(join(copied.length, async (index) => {
+        const item = copied[index];
+        let previous = item;
+        for (let i = 0; i < stages.length; i++) previous = await (0, stages[i])(previous, item, index);
+        return previous;
+      }));
+    });
+  }
+
+  function phase(title) {
+    if (typeof title !== 'string' || title.length === 0) throw fatal('INVALID_ARGUMENT', 'phase() requires a non-empty title string');
+    currentPhase = clip(title);
+    if (!settled) send(message('phase', ['title', quote(currentPhase)]));
+  }
+
+  function log(text) {
+    if (typeof text !== 'string') throw fatal('INVALID_ARGUMENT', 'log() requires a message string');
+    if (!settled) send(message('log', ['message', quote(clip(text))]));
+  }
+
+  const RealTypeError = TypeError;
+  function setTimeout(callback, delay, ...rest) {
+    if (typeof callback !== 'function') throw new RealTypeError('setTimeout() requires a function');
+    const wanted = NumberOf(delay);
+    const id = ++lastTimer;
+    mapSet(timers, id, () => apply(callback, undefined, rest));
+    armTimer(id, wanted > 0 ? min(wanted, 0x7fffffff) : 0);
+    return id;
+  }
+
+  function clearTimeout(id) {
+    if (typeof id === 'number' && mapDelete(timers, id)) disarmTimer(id);
+  }
+
+  const budget = freeze({
+    __proto__: null,
+    get total() { return limits === null ? null : limits.token_budget; },
+    spent: freeze(() => tokensSpent),
+    remaining: freeze(() => (limits === null || limits.token_budget === null ? Infinity : limits.token_budget > tokensSpent ? limits.token_budget - tokensSpent : 0)),
+  });
+
+  // ---------------------------------------------------------------------------------------------- settling
+
+  const warningText = () => {
+    if (warnings.length === 0) return undefined;
+    let text = '[';
+    for (let i = 0; i < warnings.length; i++) text += (i === 0 ? '' : ',') + quote(clip(warnings[i]));
+    return text + ']';
+  };
+
+  function fail(code, text) {
+    settled = true;
+    send(message('failed', ['code', `"${code}"`, 'message', quote(clip(text)), 'warnings', warningText()]));
+  }
+
+  function returned(value) {
+    if (settled) return;
+    let text;
+    try {
+      text = encode(value, 'workflow result');
+      settled = true;
+    } catch (error) {
+      if (!(error instanceof Unserializable)) return threw(error);
+      return fail('RESULT_UNSERIALIZABLE', `the workflow's return value is not plain JSON data — ${error.message}. Return only JSON-serializable objects/arrays/scalars.`);
+    }
+    send(message('result', ['value', text, 'warnings', warningText()]));
+  }
+
+  function threw(error) {
+    if (settled) return;
+    if (error === 'out of memory') return fail('WORKER_MEMORY', 'the script ran out of memory'); // the engine throws this bare string
+    const code = isFatal(error) ? error.code : 'SCRIPT_ERROR';
+    fail(code, describe(error) + placeOf(error));
+  }
+
+  // Own `constructor` stops then() from asking the (perhaps tampered) species which promise to make.
+  function observe(promise, fulfilled, rejected) {
+    defineProperty(promise, 'constructor', { value: undefined });
+    apply(promiseThen, promise, [fulfilled, rejected]);
+  }
+
+  function setGlobals(args) {
+    const hooks = { agent, parallel, pipeline, phase, log, setTimeout, clearTimeout, budget, args };
+    const names = keys(hooks);
+    for (let i = 0; i < names.length; i++) {
+      const value = hooks[names[i]];
+      if (typeof value === 'function') freeze(value);
+      defineProperty(globalThis, names[i], { value, writable: true, configurable: true, enumerable: true });
+    }
+  }
+
+  const evaluate = globalThis.eval;
+
+  return freeze({
+    __proto__: null,
+
+    // Compiles. Answers 'loaded' or 'rejected'; runs nothing of the script's body.
+    load(script, header, args, limitText) {
+      limits = parse(limitText);
+      sourceLines = split(script, /\r\n|[\n\r\u2028\u2029]/);
+      try {
+        body = new AsyncFunction(script);
+      } catch (error) {
+        const place = placeText(error.lineNumber - CODE_LINES_BEFORE_BODY, error.columnNumber);
+        send(message('rejected', ['code', '"SCRIPT_PARSE"', 'message', quote(clip(`workflow script does not parse: ${error.message}${place}`))]));
+        return;
+      }
+      let meta;
+      if (header !== null) {
+        try {
+          meta = encode(evaluate(`(${header})`), 'meta');
+        } catch (error) {
+          send(message('rejected', ['code', '"META_INVALID"', 'message', quote(clip(`invalid meta: export const meta cannot be read: ${error.message}`))]));
+          return;
+        }
+      }
+      setGlobals(args === null ? undefined : parse(args));
+      send(message('loaded', ['meta', meta]));
+    },
+
+    go() {
+      let promise;
+      try {
+        promise = body();
+      } catch (error) { // only an engine limit (out of memory, no stack) can throw here
+        return threw(error);
+      }
+      observe(promise, returned, threw);
+    },
+
+    // An agent's answer, as the text of its message.
+    settle(text) {
+      const answer = parse(text);
+      const call = mapGet(pending, answer.seq);
+      if (call === undefined) return;
+      mapDelete(pending, answer.seq);
+      if (answer.type === 'agent-settled') {
+        if (hasOwn(answer, 'spent')) tokensSpent = answer.spent;
+        call.resolve(answer.value);
+      } else {
+        call.reject(fatal(answer.code, answer.message));
+      }
+    },
+
+    fire(id) {
+      const callback = mapGet(timers, id);
+      if (callback === undefined) return;
+      mapDelete(timers, id);
+      try { callback(); } catch (error) { warn(`a setTimeout callback threw: ${describe(error)}${placeOf(error)}`); }
+    },
+
+    // Called when the queue is empty: is there anything left that could wake the script?
+    idle(timersArmed) {
+      if (settled || timersArmed > 0 || pendingCount() > 0) return;
+      fail('SCRIPT_STALLED', 'the script waits on a promise that nothing will resolve: no agent() call, timer or job is left that could wake it');
+    },
+  });
+
+  function pendingCount() {
+    return apply(sizeOf, pending, []);
+  }
+}

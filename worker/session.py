@@ -1,0 +1,217 @@
+"""One run in one worker: the socket loop, the job queue, the slice limit.
+
+Guarantees: the process serves one script and exits; it never waits for anything but its socket and its timers; a
+script that neither yields nor ends is killed by the kernel (the timer's signal has its default action: the GIL is held
+while JavaScript runs, so nothing in Python could act); a script that nothing can wake is reported at once.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from protocol.framing import FrameDecoder, pack_length
+from protocol.messages import Go, Load, Ready, WallReport, decode_host_message, encode
+from worker.spidermonkey import Engine
+
+__all__ = ["Outbox", "Runtime", "Session", "Timers"]
+
+_FLUSH_AT = 64 * 1024  # bytes buffered before a write in the middle of a slice
+_PROMPT_NARRATION = 8  # narrations of a slice that are written at once, so that a script that then spins shows its last words
+_PEEK_EVERY = 256  # jobs between two looks at the socket
+_RECEIVE = 256 * 1024
+_MAX_HOST_FRAME = (1 << 31) - 1  # the host is trusted; its messages are bounded where they are made
+
+_NARRATION = ('{"type":"log"', '{"type":"phase"')
+_LAST_WORDS = ('{"type":"result"', '{"type":"failed"', '{"type":"rejected"')
+
+
+class Outbox:
+    """Collects the messages JavaScript makes and writes them in batches. ``send`` is JavaScript's only way out."""
+
+    def __init__(self) -> None:
+        self.socket: socket.socket | None = None
+        self.finished = False
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._prompt_left = _PROMPT_NARRATION
+
+    def send(self, text: str) -> None:
+        """Takes one message as JSON text (a JavaScript string: a str subclass that must be copied)."""
+        text = str(text)
+        data = text.encode()
+        self._parts += (pack_length(len(data)), data)
+        self._size += len(data)
+        if text.startswith(_LAST_WORDS):
+            self.finished = True
+        if self._size >= _FLUSH_AT:
+            self.flush()
+        elif self._prompt_left and text.startswith(_NARRATION):
+            self._prompt_left -= 1
+            self.flush()
+
+    def start_slice(self) -> None:
+        """Called when the script is about to run again."""
+        self._prompt_left = _PROMPT_NARRATION
+
+    def flush(self) -> None:
+        """Writes everything. Blocks while the host does not read: that is the back-pressure on a flooding script."""
+        if self._parts:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._size = 0
+            assert self.socket is not None
+            self.socket.sendall(data)
+
+
+class Timers:
+    """The script's timers, kept here because only the socket loop can wait."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self._armed: set[int] = set()
+
+    def arm(self, timer: float, delay_ms: float) -> None:
+        """JavaScript numbers arrive as floats."""
+        self._armed.add(int(timer))
+        heapq.heappush(self._heap, (time.monotonic() + delay_ms / 1000, int(timer)))
+
+    def disarm(self, timer: float) -> None:
+        self._armed.discard(int(timer))
+
+    def __len__(self) -> int:
+        return len(self._armed)
+
+    def delay(self) -> float | None:
+        """Seconds until the next timer, ``None`` when there is none."""
+        while self._heap and self._heap[0][1] not in self._armed:
+            heapq.heappop(self._heap)
+        return max(0.0, self._heap[0][0] - time.monotonic()) if self._heap else None
+
+    def pop_due(self) -> int | None:
+        """The next timer that is due."""
+        if self.delay() != 0.0:
+            return None
+        _, timer = heapq.heappop(self._heap)
+        self._armed.discard(timer)
+        return timer
+
+
+class Runtime:
+    """The engine with runtime.js in it: made once in the zygote, used once in the worker."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.outbox = Outbox()
+        self.timers = Timers()
+        functions = engine.make_runtime(self.outbox.send, self.timers.arm, self.timers.disarm)
+        self.load: Callable[[str, str | None, str | None, str], Any] = functions["load"]
+        self.go: Callable[[], Any] = functions["go"]
+        self.settle: Callable[[str], Any] = functions["settle"]
+        self.fire: Callable[[float], Any] = functions["fire"]
+        self.idle: Callable[[float], Any] = functions["idle"]
+
+
+class Session:
+    """Serves one run on one socket, then returns."""
+
+    def __init__(self, runtime: Runtime, connection: socket.socket) -> None:
+        self._runtime = runtime
+        self._connection = connection
+        self._outbox = runtime.outbox
+        self._outbox.socket = connection
+        self._jobs: collections.deque[Callable[[], object]] = runtime.engine.queue.jobs
+        self._frames = FrameDecoder(_MAX_HOST_FRAME)
+        self._buffer = bytearray(_RECEIVE)
+        self._slice_seconds = 0.0
+        self._loaded = False
+        self._running = False
+
+    def serve(self, walls: tuple[WallReport, ...]) -> None:
+        """Announces itself, then works until the script has settled or the host hangs up."""
+        hello = encode(Ready(walls=walls))
+        try:
+            self._connection.sendall(pack_length(len(hello)) + hello)
+            while not self._outbox.finished:
+                if not self._wait():
+                    return
+                self._work()
+                self._outbox.flush()
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the host is gone or wants nothing more
+
+    def _wait(self) -> bool:
+        """Waits for bytes or a timer. False: the host hung up."""
+        delay = self._runtime.timers.delay()
+        if delay is not None and not select.select([self._connection], [], [], delay)[0]:
+            return True
+        return self._receive(0)
+
+    def _receive(self, flags: int) -> bool:
+        count = self._connection.recv_into(self._buffer, 0, flags)
+        if count:
+            with memoryview(self._buffer) as view:
+                self._frames.feed(view[:count])
+        return count > 0
+
+    def _work(self) -> None:
+        """One slice: from waking up until nothing is left to do."""
+        self._outbox.start_slice()
+        if self._slice_seconds:
+            signal.setitimer(signal.ITIMER_PROF, self._slice_seconds)
+        while (frame := self._frames.next_frame()) is not None:
+            self._take(frame)
+            self._drain()
+        while not self._outbox.finished and (timer := self._runtime.timers.pop_due()) is not None:
+            self._runtime.fire(timer)
+            self._drain()
+        if self._running and not self._outbox.finished:
+            self._runtime.idle(float(len(self._runtime.timers)))
+
+    def _take(self, frame: bytes) -> None:
+        if self._running:
+            self._runtime.settle(frame.decode())
+            return
+        match decode_host_message(frame):
+            case Load() as load if not self._loaded:
+                self._loaded = True
+                self._slice_seconds = load.limits.slice_seconds
+                signal.setitimer(signal.ITIMER_PROF, self._slice_seconds)
+                args = None if load.args is msgspec.UNSET else bytes(load.args).decode()
+                self._runtime.load(load.script, load.header, args, encode(load.limits).decode())
+            case Go() if self._loaded:
+                self._running = True
+                self._runtime.go()
+            case message:
+                raise RuntimeError(f"the host sent {type(message).__name__} out of order")
+
+    def _drain(self) -> None:
+        """Runs promise jobs until none is left, with a look at the socket now and then: an answer may be what they
+        wait for."""
+        jobs = self._jobs
+        until_peek = _PEEK_EVERY
+        while jobs and not self._outbox.finished:
+            jobs.popleft()()
+            until_peek -= 1
+            if not until_peek:
+                until_peek = _PEEK_EVERY
+                self._outbox.flush()
+                self._peek()
+
+    def _peek(self) -> None:
+        try:
+            if not self._receive(socket.MSG_DONTWAIT):
+                os._exit(0)  # the host hung up on a script that never lets its jobs run dry
+        except BlockingIOError:
+            return
+        while self._running and (frame := self._frames.next_frame()) is not None:
+            self._runtime.settle(frame.decode())
