@@ -1,35 +1,208 @@
-"""The JSON Schemas of ``agent()`` calls: compiled once, checked before an agent starts, applied to its answer."""
+"""The JSON Schemas of ``agent()`` calls: compiled once, checked before an agent starts, applied to its answer.
+
+Guarantees: `compile_schema` raises nothing but `WorkflowError`; nothing is ever fetched; checking an answer takes
+time in proportion to it, whatever schema a script sent; an error names the place by path and is short enough to show.
+The dialect is draft 2020-12 with local references; ``format`` is an annotation.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from functools import lru_cache
+from itertools import islice
+from typing import Any, cast
 
+import jsonschema_rs
 import msgspec
+
+from orchestrator.schema_patterns import PATTERN_OPTIONS
+from orchestrator.schema_rules import (
+    MAX_DEPTH,
+    MAX_VIOLATIONS,
+    ReferenceGraph,
+    Schema,
+    SchemaRefused,
+    check_schema,
+    json_path,
+    nesting,
+)
+from orchestrator.schema_samples import CannotSample, Sampler
+from protocol.errors import ErrorCode, WorkflowError
 
 __all__ = ["AgentSchema", "compile_schema", "sample_instance"]
 
+MAX_SCHEMA_BYTES = 256 * 1024
+
+_SHOWN_ERRORS = 10
+_COUNTED_ERRORS = 1000
+_MAX_MESSAGE = 300
+_MAX_INSTANCE_DEPTH = 250  # the validator refuses 255 levels with a message of its own
+_SAMPLE_ATTEMPTS = 24
+
+_TYPE_NAMES = "array, boolean, integer, null, number, object, string"
+_ROOT_TYPE = 'schema.type must be "object" (structured output is object-rooted)'
+
 
 class AgentSchema:
-    """One compiled schema. Made by `compile_schema`."""
+    """One compiled schema. Made by `compile_schema`; may be shared between runs and threads."""
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, validator: jsonschema_rs.Draft202012Validator, graph: ReferenceGraph) -> None:
         self._raw = raw
+        self._validator = validator
+        self._graph = graph
 
     @property
     def value(self) -> dict[str, Any]:
         """The schema as plain data: a fresh copy, so that no provider can change another call's schema."""
-        return msgspec.json.decode(self._raw)
+        return msgspec.json.decode(self._raw, type=dict[str, Any])
 
     def errors(self, instance: object) -> list[str]:
-        """What is wrong with ``instance``: empty when it is valid."""
-        return []
+        """What is wrong with ``instance``, as ``<path>: <message>``; empty when it is valid. Never raises.
+
+        At most ten errors are listed, then a line says how many more there are.
+        """
+        if nesting(instance, _MAX_INSTANCE_DEPTH) > _MAX_INSTANCE_DEPTH:
+            return [f"$: is nested deeper than {_MAX_INSTANCE_DEPTH} levels"]
+        try:
+            if self._graph.costs_too_much(instance):
+                return ["$: is too large to check against this schema, whose references multiply at every level"]
+            if self._validator.is_valid(instance):
+                return []
+            found = list(islice(self._validator.iter_errors(instance), _COUNTED_ERRORS + 1))
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            return [f"$: is not plain JSON data ({_cut(str(error))})"]
+        lines = [_line(error) for error in found[:_SHOWN_ERRORS]]
+        more = len(found) - _SHOWN_ERRORS
+        if more > 0:
+            lines.append(
+                f"… and {more} more errors" if len(found) <= _COUNTED_ERRORS else f"… and over {more - 1} more"
+            )
+        return lines
 
 
 def compile_schema(raw: bytes) -> AgentSchema:
-    """Compiles a schema from its JSON text."""
-    return AgentSchema(raw)
+    """Compiles a schema from its JSON text; the same text again costs nothing.
+
+    Args:
+        raw: UTF-8 JSON of an object-rooted schema.
+
+    Raises:
+        WorkflowError: ``UNSUPPORTED_SCHEMA``, naming the places and what to do.
+    """
+    try:
+        if len(raw) > MAX_SCHEMA_BYTES:
+            raise SchemaRefused([f"schema: is {len(raw)} bytes of JSON; the limit is {MAX_SCHEMA_BYTES}"])
+        return _compile(bytes(raw))
+    except SchemaRefused as refused:
+        raise WorkflowError(
+            ErrorCode.UNSUPPORTED_SCHEMA,
+            f"agent() schema is outside the supported subset — unsupported JSON schema: {refused}",
+        ) from None
+
+
+@lru_cache(maxsize=256)
+def _compile(raw: bytes) -> AgentSchema:
+    try:
+        decoded: object = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise SchemaRefused(["schema: is not JSON, or nested too deeply"]) from None
+    if not isinstance(decoded, dict):
+        raise SchemaRefused([_ROOT_TYPE])
+    schema = cast("Schema", decoded)
+    if nesting(schema, MAX_DEPTH) > MAX_DEPTH:
+        raise SchemaRefused([f"schema: is nested deeper than {MAX_DEPTH} levels; move parts to $defs"])
+    _check_against_meta_schema(schema)
+    if schema.get("type") != "object":
+        raise SchemaRefused([_ROOT_TYPE])
+    graph = check_schema(schema)
+    # The dialect is fixed and references are local: neither may reach the validator's own resolution.
+    plain = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
+    try:
+        validator = jsonschema_rs.Draft202012Validator(
+            plain, pattern_options=PATTERN_OPTIONS, retriever=_refuse_to_fetch
+        )
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        raise SchemaRefused([f"schema: {_cut(_message(error))}"]) from None
+    return AgentSchema(raw, validator, graph)
+
+
+def _refuse_to_fetch(uri: str) -> Any:
+    raise ValueError("nothing is fetched")
+
+
+@lru_cache(maxsize=1)
+def _meta_schema() -> jsonschema_rs.Draft202012Validator:
+    return jsonschema_rs.Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
+
+
+def _check_against_meta_schema(schema: Schema) -> None:
+    found = list(islice(_meta_schema().iter_errors(schema), MAX_VIOLATIONS))
+    if found:
+        raise SchemaRefused(list(dict.fromkeys(_meta_violation(error) for error in found)))
+
+
+def _meta_violation(error: jsonschema_rs.ValidationError) -> str:
+    path = list(error.instance_path)
+    where = json_path("schema", path)
+    if "type" in path[-2:]:
+        return f"{where}: must be a JSON Schema type or a list of them ({_TYPE_NAMES})"
+    hint = ""
+    match path[-1:]:
+        case ["items"] if '"boolean", "object"' in error.message:
+            hint = '; for a tuple use "prefixItems"'
+        case ["required"]:
+            hint = '; it lists the names of required properties, beside "properties"'
+        case ["exclusiveMinimum" | "exclusiveMaximum"]:
+            hint = "; it is the bound itself, a number"
+        case _:
+            pass
+    return f"{where}: {_cut(error.message)}{hint}"
+
+
+def _message(error: Exception) -> str:
+    return (
+        error.message
+        if isinstance(error, (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError))
+        else str(error)
+    )
+
+
+def _line(error: jsonschema_rs.ValidationError) -> str:
+    text = f"{json_path('$', error.instance_path)}: {_cut(error.message)}"
+    branches: list[list[jsonschema_rs.ValidationError]] = getattr(error.kind, "context", [])
+    causes = [branch for branch in branches if branch]
+    if causes:
+        # Of several alternatives the one with the fewest errors is most likely the one that was meant.
+        closest = min(causes, key=len)[0]
+        text += f" (closest: {json_path('$', closest.instance_path)}: {_cut(closest.message)})"
+    return text
+
+
+def _cut(text: str) -> str:
+    """The validator's messages hold the whole instance, with the reason at the end: the middle is what goes."""
+    text = " ".join(text.split())
+    if len(text) <= _MAX_MESSAGE:
+        return text
+    half = _MAX_MESSAGE // 2
+    return f"{text[:half]} … {text[-half:]}"
 
 
 def sample_instance(schema: dict[str, Any], seed: int = 0) -> object:
-    """A deterministic stand-in that validates against ``schema``."""
-    return {}
+    """A stand-in answer that validates against ``schema``: the same for the same schema and seed.
+
+    Raises:
+        WorkflowError: ``UNSUPPORTED_SCHEMA``, as from `compile_schema`.
+        ValueError: no valid instance was found; the message holds the errors of the nearest one.
+    """
+    compiled = compile_schema(msgspec.json.encode(schema))
+    problem = ["no instance could be built"]
+    for attempt in range(_SAMPLE_ATTEMPTS):
+        try:
+            instance = Sampler(compiled.value, random.Random(f"{seed}/{attempt}"), attempt).sample()
+        except CannotSample as error:
+            problem = [str(error)]
+            continue
+        problem = compiled.errors(instance)
+        if not problem:
+            return instance
+    raise ValueError(f"no stand-in answer found for this schema: {'; '.join(problem)}")

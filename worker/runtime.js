@@ -20,7 +20,7 @@
   const isWellFormed = uncurry(String.prototype.isWellFormed);
   const indexOf = uncurry(String.prototype.indexOf);
   const slice = uncurry(String.prototype.slice);
-  const split = uncurry(String.prototype.split);
+  const splitText = String.prototype.split;
   const matchRegExp = uncurry(RegExp.prototype.exec);
   const mapGet = uncurry(Map.prototype.get);
   const mapSet = uncurry(Map.prototype.set);
@@ -104,13 +104,17 @@
 
   // "at line L, column C", the source line and a caret, for the first frame that is the author's own.
   function placeOf(thrown) {
-    let stack;
-    try { stack = apply(stackOf, thrown, []); } catch { return ''; }
-    if (typeof stack !== 'string') return '';
-    const lines = split(stack, '\n', 60);
-    for (let i = 0; i < lines.length; i++) {
-      const found = matchRegExp(FRAME, lines[i]);
-      if (found !== null) return placeText(NumberOf(found[1]) - CODE_LINES_BEFORE_BODY, NumberOf(found[2]));
+    try {
+      const stack = apply(stackOf, thrown, []);
+      for (let from = 0, frames = 0; from < stack.length && frames < 200; frames++) {
+        let to = indexOf(stack, '\n', from);
+        if (to < 0) to = stack.length;
+        const found = matchRegExp(FRAME, slice(stack, from, to));
+        if (found !== null) return placeText(NumberOf(found[1]) - CODE_LINES_BEFORE_BODY, NumberOf(found[2]));
+        from = to + 1;
+      }
+    } catch {
+      // a thrown value without a readable stack has no place
     }
     return '';
   }
@@ -498,7 +502,7 @@
     // Compiles. Answers 'loaded' or 'rejected'; runs nothing of the script's body.
     load(script, header, args, limitText) {
       limits = parse(limitText);
-      sourceLines = split(script, /\r\n|[\n\r\u2028\u2029]/);
+      sourceLines = apply(splitText, script, [/\r\n|[\n\r\u2028\u2029]/]); // before the script runs, so untampered
       try {
         body = new AsyncFunction(script);
       } catch (error) {
@@ -507,7 +511,7 @@
         return;
       }
       let meta;
-      if (header !== null) {
+      if (typeof header === 'string') { // Python's None arrives as undefined
         try {
           meta = encode(evaluate(`(${header})`), 'meta');
         } catch (error) {
@@ -515,7 +519,7 @@
           return;
         }
       }
-      setGlobals(args === null ? undefined : parse(args));
+      setGlobals(typeof args === 'string' ? parse(args) : undefined);
       send(message('loaded', ['meta', meta]));
     },
 
