@@ -32,7 +32,7 @@ __all__ = [
     "Usage",
 ]
 
-PASS_THROUGH_OPTIONS = ("agentType", "effort", "isolation", "stallMs")
+PASS_THROUGH_OPTIONS: tuple[str, ...] = ("agentType", "effort", "isolation", "stallMs")
 """Options of ``agent()`` that reach a provider only when it declares them in ``supported_options``."""
 
 
@@ -82,7 +82,7 @@ class AgentResult(msgspec.Struct, frozen=True):
     usage: Usage | None = None
 
 
-class AgentFailed(Exception):  # noqa: N818 - the public name says what happened, as in the reference
+class AgentFailed(Exception):
     """Raised by an agent function for an ordinary failure: ``agent()`` resolves ``null`` and the run goes on."""
 
 
@@ -136,7 +136,7 @@ class _FunctionRun:
         assert task is not None
         remove = self._request.signal.add_listener(lambda _reason: task.cancel())
         try:
-            answer: object = await self._function(self._request)
+            answer: Any = await self._function(self._request)  # a host's code: its annotations prove nothing
         finally:
             remove()
         if isinstance(answer, AgentResult):

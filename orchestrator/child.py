@@ -106,7 +106,7 @@ class Child:
     async def _outcome(self, run: AgentRun) -> lc.Event:
         seq = self._request.seq
         try:
-            answer: object = await run.result
+            answer: Any = await run.result
         except AgentFailed as failure:
             return lc.ChildSettled(seq, _NULL, failed=True, error=render(failure, bare=True))
         except asyncio.CancelledError:

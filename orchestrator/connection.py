@@ -156,4 +156,3 @@ class WorkerConnection:
                 self._reading = False
                 self._loop.remove_reader(self._socket.fileno())
             self._pump_handle = self._loop.call_soon(self._pump)
-

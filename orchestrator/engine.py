@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -106,7 +107,7 @@ class WorkflowEngine:
         script = well_formed(request.script)
         split = split_header(script)
         if meta is None and split.literal is None:
-            text = "invalid meta: meta must be an object; give it with the request or start the script with `export const meta = {…}`"
+            text = "invalid meta: meta must be an object, in the request or as the script's `export const meta = {…}`"
             raise WorkflowError(ErrorCode.META_INVALID, text)
         if meta is not None and split.literal is not None:
             raise WorkflowError(ErrorCode.META_INVALID, HEADER_AND_META)
@@ -195,11 +196,13 @@ class WorkflowEngine:
             AgentRegistry.check_name(requested, "workflow subagentProvider")
         return self.agents.get(requested if requested is not None else self.config.provider)
 
-    def _override(self, requested: str | None) -> Any:
+    def _override(self, requested: str | None) -> Callable[[str], AgentProvider | None]:
         """A call may name a registered provider, unless the holder of the run chose one."""
-        if requested is not None:
-            return lambda _name: None  # pyright: ignore[reportUnknownLambdaType]
-        return lambda name: self.agents.get(name) if name in self.agents.names else None  # pyright: ignore[reportUnknownLambdaType, reportUnknownVariableType]
+
+        def find(name: str) -> AgentProvider | None:
+            return self.agents.get(name) if requested is None and name in self.agents.names else None
+
+        return find
 
     def _args(self, args: object) -> msgspec.Raw | msgspec.UnsetType:
         if args is msgspec.UNSET:
@@ -207,7 +210,8 @@ class WorkflowEngine:
         try:
             raw = encode_json(args, "args")
         except JSONValueError as error:
-            raise WorkflowError(ErrorCode.INVALID_ARGUMENT, f"workflow args must be plain JSON data — {error}") from None
+            text = f"workflow args must be plain JSON data — {error}"
+            raise WorkflowError(ErrorCode.INVALID_ARGUMENT, text) from None
         size = len(bytes(raw))
         if size > self.config.max_frame:
             text = f"workflow args of {size} bytes are over the limit of {self.config.max_frame} (max_frame)"

@@ -48,7 +48,8 @@ def encode_json(value: object, root: str) -> msgspec.Raw:
 
 def _plain(value: object, path: str, level: int) -> Any:
     if level > _MAX_LEVELS:
-        raise JSONValueError(f"{path.split('.')[0].split('[')[0]}: nested deeper than {_MAX_LEVELS} levels, or circular")
+        root = path.split(".")[0].split("[")[0]
+        raise JSONValueError(f"{root}: nested deeper than {_MAX_LEVELS} levels, or circular")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):

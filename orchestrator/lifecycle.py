@@ -238,9 +238,7 @@ class Settle(msgspec.Struct, frozen=True):
     outcome: Outcome
 
 
-Instruction = (
-    Send | StartAgent | DisposeAgent | AbortAgents | Emit | KillWorker | ArmDeadline | Refuse | Admit | Settle
-)
+Instruction = Send | StartAgent | DisposeAgent | AbortAgents | Emit | KillWorker | ArmDeadline | Refuse | Admit | Settle
 
 # ------------------------------------------------------------------------------------------------- the machine
 

@@ -89,9 +89,7 @@ class WorkerPool:
             worker = self._spares.popleft() if self._spares else zygote.fork()
         except OSError as error:
             hint = "; raise the limit (ulimit -n) or lower max_workers" if error.errno == errno.EMFILE else ""
-            raise WorkflowError(
-                ErrorCode.WORKER_DIED, f"no worker could be started: {error.strerror}{hint}"
-            ) from None
+            raise WorkflowError(ErrorCode.WORKER_DIED, f"no worker could be started: {error.strerror}{hint}") from None
         if self._refill_handle is None:
             self._refill_handle = asyncio.get_running_loop().call_soon(self._refill)
         return worker

@@ -107,9 +107,7 @@ class RunDriver:
         self._streams: list[EventStream] = []
         self._drain_task: asyncio.Task[None] | None = None
         self._remove_signal_listener: Callable[[], None] = lambda: None
-        self._connection = WorkerConnection(
-            worker.connection, self, config.max_frame * _FRAME_FACTOR + _FRAME_SLACK
-        )
+        self._connection = WorkerConnection(worker.connection, self, config.max_frame * _FRAME_FACTOR + _FRAME_SLACK)
         worker.on_exit = self._worker_exited
 
     # ---------------------------------------------------------------- start and end
@@ -300,7 +298,8 @@ class RunDriver:
         if self._config.sandbox == "required":
             down = [f"{wall.name} ({wall.detail or 'not available'})" for wall in walls if not wall.up]
             if down:
-                text = f"sandbox='required', but this system lacks: {', '.join(down)}; use sandbox='auto' to run without"
+                lacks = ", ".join(down)
+                text = f"sandbox='required', but this system lacks: {lacks}; use sandbox='auto' to run without"
                 self.feed(lc.WorkerFailed(text))
 
     def _loaded(self, meta: msgspec.Raw | msgspec.UnsetType) -> lc.Event:
@@ -334,7 +333,9 @@ class RunDriver:
                 if idle >= _STUCK_AFTER:
                     for backlog in backlogs:
                         backlog.stuck = True
-                    _log.warning("a workflow event listener is stuck: it loses log and phase events until it catches up")
+                    _log.warning(
+                        "a workflow event listener is stuck and loses log and phase events until it catches up"
+                    )
                     break
                 await asyncio.sleep(0.01)
         finally:
@@ -355,11 +356,12 @@ class RunDriver:
                 return lc.BadMessage(f"an agent call with the unknown option {name[:40]!r}")
             if name not in supported:
                 known = ", ".join(("label, phase, schema, provider, model", *supported))
-                text = f'agent() option "{name}" is not supported by the agent provider of this run (supported: {known})'
+                text = f'agent() option "{name}" is not supported by the agent provider in use (supported: {known})'
                 return lc.CallRefused(call.seq, ErrorCode.UNSUPPORTED_OPTION, text)
         budget = self._config.token_budget
         if budget is not None and self.machine.output_tokens >= budget:
-            text = f"this run has spent {self.machine.output_tokens} of its {budget} output tokens; no further agent starts"
+            spent = self.machine.output_tokens
+            text = f"this run has spent {spent} of its {budget} output tokens; no further agent starts"
             return lc.CallRefused(call.seq, ErrorCode.BUDGET_EXCEEDED, text)
         schema = None
         if call.schema is not msgspec.UNSET:

@@ -8,6 +8,7 @@ The dialect is draft 2020-12 with local references; ``format`` is an annotation.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import islice
 from typing import Any, cast
@@ -36,7 +37,10 @@ MAX_SCHEMA_BYTES = 256 * 1024
 _SHOWN_ERRORS = 10
 _COUNTED_ERRORS = 1000
 _MAX_MESSAGE = 300
-_MAX_INSTANCE_DEPTH = 250  # the validator refuses 255 levels with a message of its own
+_MAX_INSTANCE_DEPTH = 250  # beyond 255 the validator refuses or recurses until the process ends, by version
+_MAX_VISITS = 500_000  # of a subschema to a value: a few hundredths of a second
+_MAX_BUSIEST = 500  # errors nest in errors, so their cost grows faster than the visits
+_MAX_COPIED = 64_000_000  # bytes copied into errors: a quarter of a second at worst
 _SAMPLE_ATTEMPTS = 24
 
 _TYPE_NAMES = "array, boolean, integer, null, number, object, string"
@@ -64,20 +68,59 @@ class AgentSchema:
         if nesting(instance, _MAX_INSTANCE_DEPTH) > _MAX_INSTANCE_DEPTH:
             return [f"$: is nested deeper than {_MAX_INSTANCE_DEPTH} levels"]
         try:
-            if self._graph.costs_too_much(instance):
+            visits, busiest = self._graph.visits(instance, _MAX_VISITS)
+            if visits > _MAX_VISITS:
                 return ["$: is too large to check against this schema, whose references multiply at every level"]
             if self._validator.is_valid(instance):
                 return []
-            found = list(islice(self._validator.iter_errors(instance), _COUNTED_ERRORS + 1))
+            found = self._find_errors(instance, busiest)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             return [f"$: is not plain JSON data ({_cut(str(error))})"]
-        lines = [_line(error) for error in found[:_SHOWN_ERRORS]]
-        more = len(found) - _SHOWN_ERRORS
+        lines = list(dict.fromkeys(map(_line, found[:_COUNTED_ERRORS])))
+        if not lines:
+            return ["$: does not match the schema, and is too large to say where"]
+        more = len(lines) - _SHOWN_ERRORS
         if more > 0:
-            lines.append(
-                f"… and {more} more errors" if len(found) <= _COUNTED_ERRORS else f"… and over {more - 1} more"
-            )
+            count = f"{more} more errors" if len(found) <= _COUNTED_ERRORS else f"over {more} more errors"
+            lines[_SHOWN_ERRORS:] = [f"… and {count}"]
         return lines
+
+    def _find_errors(self, instance: object, busiest: int) -> list[jsonschema_rs.ValidationError]:
+        """The errors of an invalid instance, where collecting them is affordable; the first one, or none, where not.
+
+        The library collects all errors at once and each holds a copy of the part it is about: a thousand missing
+        names at the root of a 2 MB answer would take 8 seconds and 3 GB.
+        """
+        if busiest > _MAX_BUSIEST:
+            return []
+        budget = _MAX_COPIED // max(1, self._graph.keywords)
+        if _weight(instance, budget) <= budget:
+            return list(islice(self._validator.iter_errors(instance), _COUNTED_ERRORS + 1))
+        if self._graph.has_alternatives:
+            return []
+        try:
+            self._validator.validate(instance)
+        except jsonschema_rs.ValidationError as error:
+            return [error]
+        return []
+
+
+def _weight(instance: object, limit: int) -> int:
+    """Roughly the bytes of ``instance`` as JSON; stops counting beyond ``limit``."""
+    weight = 0
+    stack: list[object] = [instance]
+    while stack and weight <= limit:
+        value = stack.pop()
+        weight += 8
+        if isinstance(value, str):
+            weight += len(value)
+        elif isinstance(value, Mapping):
+            names = cast("Mapping[str, object]", value)
+            weight += sum(map(len, names))
+            stack.extend(names.values())
+        elif isinstance(value, (list, tuple)):
+            stack.extend(cast("Iterable[object]", value))
+    return weight
 
 
 def compile_schema(raw: bytes) -> AgentSchema:

@@ -8,7 +8,6 @@ whatever the user's directory holds; a worker's exit is reported exactly once, w
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import socket
@@ -121,7 +120,8 @@ class ZygoteClient:
         with theirs:
             arguments = json.dumps([theirs.fileno(), _package_folders(), self._config.worker_mode, self.hide_symbols])
             try:
-                self._process = subprocess.Popen(
+                # asyncio's own subprocesses need a child watcher, which not every thread's loop has.
+                self._process = subprocess.Popen(  # noqa: ASYNC220
                     [sys.executable, "-I", "-S", "-X", "utf8", "-c", _BOOT, arguments],
                     env={},
                     cwd="/",
@@ -274,7 +274,6 @@ class ZygoteClient:
         self._unsent.clear()
         if not self._ready.done():
             self._ready.set_exception(WorkflowError(ErrorCode.WORKER_DIED, "the worker server died while starting"))
-            with contextlib.suppress(BaseException):
-                self._ready.exception()
+            self._ready.exception()  # read here, so that nobody waiting is no warning
         for worker in self.workers:
             self._exited(worker, None)

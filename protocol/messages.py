@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 MAX_NARRATION = 64 * 1024
-"""Characters of a log message, a phase title or a label that cross; the worker cuts what is longer and marks the cut."""
+"""Characters of a log message, a phase title or a label that cross; the worker cuts what is longer, visibly."""
 
 _Seq = Annotated[int, msgspec.Meta(ge=1, le=2**53 - 1)]
 _Narration = Annotated[str, msgspec.Meta(max_length=MAX_NARRATION + 64)]

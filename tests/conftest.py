@@ -54,7 +54,11 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("leaks") is not None:
         yield
         return
-    probes: dict[str, Callable[[], set[str]]] = {"threads": _threads, "descriptors": _descriptors, "children": _children}
+    probes: dict[str, Callable[[], set[str]]] = {
+        "threads": _threads,
+        "descriptors": _descriptors,
+        "children": _children,
+    }
     before = {name: probe() for name, probe in probes.items()}
     yield
     gc.collect()

@@ -59,14 +59,15 @@ class WorkerProcesses:
 
     def __init__(self, method: str, target: Callable[..., None]) -> None:
         self._target = target
-        self._context = multiprocess.get_context(method)
+        # multiprocess makes its public functions at import time, out of sight of a type checker.
+        self._context: Any = multiprocess.get_context(method)  # type: ignore[attr-defined]
         self._popen: Callable[[Any], Any] = _ForkPopen if method == "fork" else _SpawnPopen
         self._workers: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
 
     def start(self, number: int, connection: socket.socket, **options: Any) -> int:
         """Starts a worker on ``connection``; returns its process id. Raises OSError when the system refuses."""
-        process = self._context.Process(target=self._target, args=(connection,), kwargs=options, daemon=False)
+        process: Any = self._context.Process(target=self._target, args=(connection,), kwargs=options, daemon=False)
         process._Popen = self._popen
         process.start()
         self._workers[number] = process

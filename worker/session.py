@@ -26,7 +26,7 @@ from worker.spidermonkey import Engine
 __all__ = ["Outbox", "Runtime", "Session", "Timers"]
 
 _FLUSH_AT = 64 * 1024  # bytes buffered before a write in the middle of a slice
-_PROMPT_NARRATION = 8  # narrations of a slice that are written at once, so that a script that then spins shows its last words
+_PROMPT_NARRATION = 8  # narrations of a slice written at once: a script that then spins still shows its last words
 _PEEK_EVERY = 256  # jobs between two looks at the socket
 _RECEIVE = 256 * 1024
 _MAX_HOST_FRAME = (1 << 31) - 1  # the host is trusted; its messages are bounded where they are made

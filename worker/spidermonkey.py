@@ -18,7 +18,6 @@ import collections
 import ctypes
 import importlib
 import importlib.machinery
-import importlib.util
 import sys
 import types
 from collections.abc import Callable
@@ -94,6 +93,10 @@ _SHAPE_REALM = """
 """
 
 
+def _ignore_rejection(_loop: object, _context: object) -> None:
+    """What the extension calls for a rejection nobody handled."""
+
+
 def _extension_directory() -> Path:
     for entry in sys.path:
         directory = Path(entry or ".") / "pythonmonkey"
@@ -115,7 +118,7 @@ def load_engine() -> Engine:
     spec.submodule_search_locations = [str(directory)]
     package.__spec__ = spec
     # The extension fetches this from its package; unhandled rejections are the script's business, not stderr's.
-    setattr(package, "simpleUncaughtExceptionHandler", lambda _loop, _context: None)  # noqa: B010
+    package.__dict__["simpleUncaughtExceptionHandler"] = _ignore_rejection
     sys.modules["pythonmonkey"] = package
     try:
         return Engine(importlib.import_module("pythonmonkey.pythonmonkey"))
@@ -124,6 +127,10 @@ def load_engine() -> Engine:
 
 
 _kept_alive: list[object] = []
+
+
+def _run_no_task(_task: int | None) -> None:
+    """The thread pool that never runs anything."""
 
 
 def keep_work_off_helper_threads() -> str | None:
@@ -139,7 +146,7 @@ def keep_work_off_helper_threads() -> str | None:
     except (OSError, StopIteration, AttributeError, ValueError):
         return "the engine's library does not export the calls that keep its work off helper threads"
     callback_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    callback = callback_type(lambda _task: None)
+    callback = callback_type(_run_no_task)
     _kept_alive.append(callback)  # the engine holds the bare pointer for the life of the process
     set_callback.argtypes = [callback_type, ctypes.c_size_t, ctypes.c_size_t]
     set_callback.restype = None

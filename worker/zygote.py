@@ -205,5 +205,3 @@ def main(control_fd: int, wanted: str, hide_symbols: bool) -> None:
     finally:
         workers.kill_all()
         os._exit(0)
-
-
