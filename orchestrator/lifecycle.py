@@ -351,6 +351,9 @@ class Lifecycle:
             case Exited(report=report):
                 self._report = report
                 return []
+            case WriteBlocked(blocked=blocked):
+                self._write_blocked = blocked  # large args: the load itself fills the socket
+                return []
             case _:
                 return self._close_early(_protocol("a message before the script was loaded"), "the worker broke")
 
