@@ -99,6 +99,8 @@ def clean(text: str, *, lines: bool = False) -> str:
 
 def seconds(value: float) -> str:
     """A duration for people."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
     if value < 60:
         return f"{value:.1f} s"
     minutes, rest = divmod(int(value), 60)

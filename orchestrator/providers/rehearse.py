@@ -73,7 +73,10 @@ class _RehearsedRun:
             return AgentResult(text=f"Rehearsed answer of “{self._request.label}”.")
         from orchestrator.schemas import sample_instance
 
-        return AgentResult(structured=sample_instance(self._request.schema, self._seed))
+        try:
+            return AgentResult(structured=sample_instance(self._request.schema, self._seed))
+        except ValueError as error:  # a legal schema may be as hard to satisfy as it likes
+            return AgentResult(stop_reason="error", error=f"it cannot be rehearsed: {error}")
 
     async def dispose(self) -> None:
         """Nothing runs."""
