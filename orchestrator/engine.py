@@ -132,6 +132,7 @@ class WorkflowEngine:
             pool=self._pool,
             worker=worker,
             provider=provider,
+            provider_name=self.config.provider if request.subagent_provider is None else request.subagent_provider,
             find_provider=self._override(request.subagent_provider),
             meta=meta,
             max_total_agents=max_total_agents,

@@ -62,6 +62,7 @@ class RunDriver:
         pool: WorkerPool,
         worker: Worker,
         provider: AgentProvider,
+        provider_name: str,
         find_provider: Callable[[str], AgentProvider | None],
         meta: WorkflowMeta | None,
         max_total_agents: int,
@@ -76,6 +77,7 @@ class RunDriver:
         self._pool = pool
         self._worker = worker
         self._provider = provider
+        self._provider_name = provider_name
         self._find_provider = find_provider
         self._parent = parent
         self._signal = signal
@@ -346,9 +348,9 @@ class RunDriver:
 
     def _admit_call(self, call: wire.AgentCalled) -> lc.Event:
         """Checks what only the host can: provider, options, schema, budget."""
-        provider = self._provider
-        if call.provider is not None:
-            provider = self._find_provider(call.provider) or provider
+        provider, named = self._provider, self._provider_name
+        if call.provider is not None and (chosen := self._find_provider(call.provider)) is not None:
+            provider, named = chosen, call.provider
         options = call.options or {}
         supported: tuple[str, ...] = tuple(getattr(provider, "supported_options", ()))
         for name in options:
@@ -356,7 +358,7 @@ class RunDriver:
                 return lc.BadMessage(f"an agent call with the unknown option {name[:40]!r}")
             if name not in supported:
                 known = ", ".join(("label, phase, schema, provider, model", *supported))
-                text = f'agent() option "{name}" is not supported by the agent provider in use (supported: {known})'
+                text = f'agent() option "{name}" is not supported by the agent provider "{named}" (supported: {known})'
                 return lc.CallRefused(call.seq, ErrorCode.UNSUPPORTED_OPTION, text)
         budget = self._config.token_budget
         if budget is not None and self.machine.output_tokens >= budget:

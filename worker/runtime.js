@@ -55,8 +55,10 @@
 
   // ---------------------------------------------------------------------------------------------- errors
 
-  function fatal(code, message) {
-    const error = new RealError(message);
+  // `site`, an error made where the author's call was, lends its place to a refusal that arrives later.
+  function fatal(code, message, site) {
+    const error = site === undefined ? new RealError(message) : site;
+    defineProperty(error, 'message', { value: message, configurable: true, writable: true });
     defineProperty(error, 'name', { value: 'WorkflowError', configurable: true, writable: true });
     defineProperty(error, 'code', { value: code, enumerable: true });
     weakAdd(fatalErrors, error);
@@ -67,6 +69,16 @@
 
   function warn(message) {
     if (warnings.length < MAX_WARNINGS) defineProperty(warnings, warnings.length, { value: message, enumerable: true, configurable: true, writable: true });
+  }
+
+  // The engine's own stack text, `null` for what is not a real error (the getter throws for that).
+  function rawStack(thrown) {
+    try {
+      const stack = apply(stackOf, thrown, []);
+      return typeof stack === 'string' ? stack : null;
+    } catch {
+      return null;
+    }
   }
 
   // Reads a data property without running the script's code.
@@ -86,7 +98,7 @@
       const message = dataProperty(thrown, 'message');
       const name = dataProperty(thrown, 'name');
       if (typeof message === 'string') {
-        const isError = typeof apply(stackOf, thrown, []) === 'string';
+        const isError = rawStack(thrown) !== null;
         return isError && typeof name === 'string' && name !== '' ? (message === '' ? name : `${name}: ${message}`) : message;
       }
       const text = tryEncode(thrown);
@@ -102,24 +114,39 @@
     try { return encode(value, 'thrown'); } catch { return null; } finally { warnings = kept; }
   }
 
+  // Calls visit(name, line, column) for each frame that is the author's own, until one returns true.
+  function eachOwnFrame(thrown, visit) {
+    const stack = rawStack(thrown);
+    if (stack === null) return;
+    for (let from = 0, frames = 0; from < stack.length && frames < 200; frames++) {
+      let to = indexOf(stack, '\n', from);
+      if (to < 0) to = stack.length;
+      const found = matchRegExp(FRAME, slice(stack, from, to));
+      if (found !== null && visit(found[1], NumberOf(found[2]) - CODE_LINES_BEFORE_BODY, NumberOf(found[3]))) return;
+      from = to + 1;
+    }
+  }
+
   // "at line L, column C", the source line and a caret, for the first frame that is the author's own.
   function placeOf(thrown) {
-    try {
-      const stack = apply(stackOf, thrown, []);
-      for (let from = 0, frames = 0; from < stack.length && frames < 200; frames++) {
-        let to = indexOf(stack, '\n', from);
-        if (to < 0) to = stack.length;
-        const found = matchRegExp(FRAME, slice(stack, from, to));
-        if (found !== null) return placeText(NumberOf(found[1]) - CODE_LINES_BEFORE_BODY, NumberOf(found[2]));
-        from = to + 1;
-      }
-    } catch {
-      // a thrown value without a readable stack has no place
-    }
-    return '';
+    let place = '';
+    eachOwnFrame(thrown, (_name, line, column) => { place = placeText(line, column); return true; });
+    return place;
   }
-  const FRAME = /runtime\.js line \d+ > AsyncFunction:(\d+):(\d+)$/;
+  const FRAME = /^(.*)@runtime\.js line \d+ > AsyncFunction:(\d+):(\d+)$/;
   // exec() looks itself up on the prototype's accessors only for sticky/global flags; this one has neither.
+
+  // What a script reads as `error.stack`: its own frames with its own line numbers, nothing of this file.
+  defineProperty(RealError.prototype, 'stack', {
+    get() {
+      let text = '';
+      eachOwnFrame(this, (name, line, column) => { text += `${name}@script:${line}:${column}\n`; });
+      return rawStack(this) === null ? undefined : text;
+    },
+    set: getOwnPropertyDescriptor(RealError.prototype, 'stack').set,
+    configurable: true,
+    enumerable: false,
+  });
 
   function placeText(line, column) {
     if (!(line >= 1)) return '';
@@ -346,7 +373,7 @@
   function agent(prompt, opts) {
     return new RealPromise((resolve, reject) => {
       const made = callText(prompt, opts);
-      mapSet(pending, lastSeq, { resolve, reject });
+      mapSet(pending, lastSeq, { resolve, reject, site: new RealError() });
       send(made);
     });
   }
@@ -466,7 +493,7 @@
       settled = true;
     } catch (error) {
       if (!(error instanceof Unserializable)) return threw(error);
-      return fail('RESULT_UNSERIALIZABLE', `the workflow's return value is not plain JSON data — ${error.message}. Return only JSON-serializable objects/arrays/scalars.`);
+      return fail('RESULT_UNSERIALIZABLE', `WorkflowError: the workflow's return value is not plain JSON data — ${error.message}. Return only JSON-serializable objects/arrays/scalars.`);
     }
     send(message('result', ['value', text, 'warnings', warningText()]));
   }
@@ -543,7 +570,7 @@
         if (hasOwn(answer, 'spent')) tokensSpent = answer.spent;
         call.resolve(answer.value);
       } else {
-        call.reject(fatal(answer.code, answer.message));
+        call.reject(fatal(answer.code, answer.message, call.site));
       }
     },
 
