@@ -69,19 +69,24 @@ def _add(collected: Series, series: Series) -> None:
         collected.setdefault(name, []).extend(values)
 
 
-async def _measure(entry: CatalogueEntry, subjects: list[Subject], quick: bool) -> list[Figure]:
-    """All rounds of one entry. The subjects take turns, and turns at being first."""
-    taking_part = subjects if entry.peer else subjects[:1]
+async def _measure(entry: CatalogueEntry, subjects: list[Subject], report: Report) -> None:
+    """All rounds of one entry. The subjects take turns, and turns at being first; one that fails drops out."""
+    taking_part = list(subjects if entry.peer else subjects[:1])
     collected: dict[str, Series] = {subject.name: {} for subject in taking_part}
-    for number in range(entry.quick_rounds if quick else entry.rounds):
-        for subject in taking_part if number % 2 == 0 else taking_part[::-1]:
-            _add(collected[subject.name], await subject.measure(entry.task))
-    ours = collected[subjects[0].name]
-    peer = collected[subjects[1].name] if len(taking_part) > 1 else {}
-    return [
+    for number in range(entry.quick_rounds if report.quick else entry.rounds):
+        for subject in tuple(taking_part if number % 2 == 0 else taking_part[::-1]):
+            try:
+                _add(collected[subject.name], await subject.measure(entry.task))
+            except (RuntimeError, TimeoutError, OSError) as error:
+                report.failures[f"{entry.name}, {subject.name}"] = f"{type(error).__name__}: {error}"
+                taking_part.remove(subject)
+    ours, *others = (collected[subject.name] for subject in subjects if subject.name in collected)
+    peer = others[0] if others else {}
+    report.figures += [
         Figure.of(entry.name, spec, name, ours[name], peer.get(name))
         for spec in entry.figures
         for name in (ours if spec.series == "*" else (spec.series,))
+        if ours.get(name)
     ]
 
 
@@ -90,7 +95,7 @@ async def _run(arguments: argparse.Namespace, progress: Console) -> Report:
     node = None
     if arguments.peer:
         progress.print("installing the reference, if it is not there yet")
-        peer = await PeerEngine.launch(arguments.peer_folder)
+        peer = await PeerEngine.install(arguments.peer_folder)
         node = peer.node_version
         subjects.append(peer)
     try:
@@ -98,10 +103,7 @@ async def _run(arguments: argparse.Namespace, progress: Console) -> Report:
         report.quick = arguments.quick
         for entry in _chosen(arguments):
             progress.print(f"[dim]{entry.name}[/dim]")
-            try:
-                report.figures += await _measure(entry, subjects, arguments.quick)
-            except (RuntimeError, TimeoutError, OSError) as error:
-                report.failures[entry.name] = f"{type(error).__name__}: {error}"
+            await _measure(entry, subjects, report)
         report.load_after = os.getloadavg()
         return report
     finally:

@@ -223,7 +223,7 @@ def _loaded() -> list[CatalogueEntry]:
         ),
         CatalogueEntry(
             name="flood",
-            task=Flood(),
+            task=Flood(grace=0.1),
             figures=(
                 _ms("another run's start to result in a log flood, added", "other", 10),
                 _ms("longest stall of the host's loop in a log flood", "stall"),

@@ -28,7 +28,8 @@ PEER_PACKAGES = {
 
 _HARNESS = Path(__file__).with_name("peer_harness.mjs")
 _INSTALL_BOUND = 600.0
-_ANSWER_BOUND = 300.0
+_START_BOUND = 30.0
+_ANSWER_BOUND = 120.0
 _LINE_LIMIT = 64 * 1024 * 1024
 
 
@@ -97,44 +98,35 @@ def _node(folder: Path) -> Path:
 
 
 class PeerEngine:
-    """One Node process for all tasks. Make it with `launch`."""
+    """One Node process for all tasks; a task that breaks it costs only itself. Make it with `install`."""
 
     name = "reference"
 
-    def __init__(self, process: asyncio.subprocess.Process, version: str) -> None:
-        self._process = process
-        self.node_version = version
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+        self.node_version = ""
 
     @classmethod
-    async def launch(cls, folder: Path | None = None) -> PeerEngine:
-        """Installs and starts it."""
-        installed = await install_peer(folder)
-        process = await asyncio.create_subprocess_exec(
-            str(_node(installed)), "--expose-gc", _HARNESS.name, cwd=installed, limit=_LINE_LIMIT,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(30):
-                hello: dict[str, Any] = json.loads(await process.stdout.readline() or b"{}")
-        except BaseException:
-            process.kill()
-            await process.wait()
-            raise
-        if "node" not in hello:
-            await process.wait()
-            raise PeerError(f"the reference does not start; remove {installed} and try again")
-        return cls(process, hello["node"])
+    async def install(cls, folder: Path | None = None) -> PeerEngine:
+        """Installs it, unless it is there already, and starts it."""
+        peer = cls(await install_peer(folder))
+        await peer._launch()
+        return peer
 
     async def measure(self, task: Task) -> Series:
-        process = self._process
+        process = self._process if self._process is not None else await self._launch()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(task) + b"\n")
-        async with asyncio.timeout(_ANSWER_BOUND):
-            await process.stdin.drain()
-            line = await process.stdout.readline()
+        try:
+            async with asyncio.timeout(_ANSWER_BOUND):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            await self._kill()
+            raise PeerError(f"the reference did not answer within {_ANSWER_BOUND:g} s") from None
         if not line:
+            await self._kill()
             raise PeerError("the reference's process died")
         answer = msgspec.json.decode(line, type=_Answer)
         if answer.series is None:
@@ -144,11 +136,36 @@ class PeerEngine:
     async def close(self) -> None:
         """Hangs up, and kills what does not go."""
         process = self._process
-        if process.stdin is not None:
-            process.stdin.close()
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()
         try:
             async with asyncio.timeout(5):
                 await process.wait()
         except TimeoutError:
-            process.kill()
+            await self._kill()
+
+    async def _launch(self) -> asyncio.subprocess.Process:
+        self._process = process = await asyncio.create_subprocess_exec(
+            str(_node(self._folder)), "--expose-gc", _HARNESS.name, cwd=self._folder, limit=_LINE_LIMIT,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(_START_BOUND):
+                hello: dict[str, Any] = json.loads(await process.stdout.readline() or b"{}")
+        except BaseException:
+            await self._kill()
+            raise
+        if "node" not in hello:
+            await self._kill()
+            raise PeerError(f"the reference does not start; remove {self._folder} and try again")
+        self.node_version = hello["node"]
+        return process
+
+    async def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
