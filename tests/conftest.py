@@ -42,7 +42,8 @@ def _children() -> set[str]:
     found: set[str] = set()
     for child in psutil.Process().children(recursive=True):
         try:
-            found.add(f"{child.pid} {child.name()} ({child.status()})")
+            zombie = " (zombie)" if child.status() == psutil.STATUS_ZOMBIE else ""  # running or sleeping is no change
+            found.add(f"{child.pid} {child.name()}{zombie}")
         except psutil.NoSuchProcess:
             continue
     return found

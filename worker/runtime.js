@@ -36,7 +36,9 @@
   const { isInteger } = Number;
   const { min } = Math;
 
+  const SOURCE_NAME = '\n//# sourceURL=workflow-script'; // the last one counts, so a script cannot hide its frames
   const MAX_NARRATION = 64 * 1024;
+  const MAX_ERROR = 32 * 1024; // of a thrown message: leaves room for its place
   const MAX_WARNINGS = 20;
   const CODE_LINES_BEFORE_BODY = 2; // the AsyncFunction constructor puts its own head above the body
 
@@ -51,16 +53,20 @@
   let currentPhase = null;
   let settled = false;
   let tokensSpent = 0;
-  let warnings = [];
+  let warnings = create(null); // no array: the script can put setters for indices on Array.prototype
+  let warningCount = 0;
 
   // ---------------------------------------------------------------------------------------------- errors
+
+  // A property descriptor that inherits nothing: the script can put `get` or `writable` on Object.prototype.
+  const data = (value, enumerable) => ({ __proto__: null, value, writable: true, enumerable, configurable: true });
 
   // `site`, an error made where the author's call was, lends its place to a refusal that arrives later.
   function fatal(code, message, site) {
     const error = site === undefined ? new RealError(message) : site;
-    defineProperty(error, 'message', { value: message, configurable: true, writable: true });
-    defineProperty(error, 'name', { value: 'WorkflowError', configurable: true, writable: true });
-    defineProperty(error, 'code', { value: code, enumerable: true });
+    defineProperty(error, 'message', data(message, false));
+    defineProperty(error, 'name', data('WorkflowError', false));
+    defineProperty(error, 'code', { __proto__: null, value: code, enumerable: true });
     weakAdd(fatalErrors, error);
     return error;
   }
@@ -68,7 +74,7 @@
   const isFatal = (error) => typeof error === 'object' && error !== null && weakHas(fatalErrors, error);
 
   function warn(message) {
-    if (warnings.length < MAX_WARNINGS) defineProperty(warnings, warnings.length, { value: message, enumerable: true, configurable: true, writable: true });
+    if (warningCount < MAX_WARNINGS) warnings[warningCount++] = message;
   }
 
   // The engine's own stack text, `null` for what is not a real error (the getter throws for that).
@@ -109,9 +115,8 @@
   }
 
   function tryEncode(value) {
-    const kept = warnings;
-    warnings = [];
-    try { return encode(value, 'thrown'); } catch { return null; } finally { warnings = kept; }
+    const kept = warningCount;
+    try { return encode(value, 'thrown'); } catch { return null; } finally { warningCount = kept; }
   }
 
   // Calls visit(name, line, column) for each frame that is the author's own, until one returns true.
@@ -133,7 +138,7 @@
     eachOwnFrame(thrown, (_name, line, column) => { place = placeText(line, column); return true; });
     return place;
   }
-  const FRAME = /^(.*)@runtime\.js line \d+ > AsyncFunction:(\d+):(\d+)$/;
+  const FRAME = /^(.*)@workflow-script:(\d+):(\d+)$/;
   // exec() looks itself up on the prototype's accessors only for sticky/global flags; this one has neither.
 
   // What a script reads as `error.stack`: its own frames with its own line numbers, nothing of this file.
@@ -164,10 +169,17 @@
 
   // ---------------------------------------------------------------------------------------------- value boundary
 
-  class Unserializable extends Error {}
+  const refusals = new WeakSet(); // not a class: instanceof asks the script's Error[Symbol.hasInstance]
+  const isRefusal = (error) => typeof error === 'object' && error !== null && weakHas(refusals, error);
+
+  function refuseAs(text) {
+    const error = new RealError(text);
+    weakAdd(refusals, error);
+    throw error;
+  }
 
   function refuse(path, why) {
-    throw new Unserializable(`${path}: ${why}`);
+    refuseAs(`${path}: ${why}`);
   }
 
   const quote = (text) => stringify(isWellFormed(text) ? text : toWellFormed(text));
@@ -176,7 +188,7 @@
 
   // JSON text of a value. Built as text because JSON.stringify would read toJSON and getters a second time.
   function encode(root, rootPath) {
-    const ancestors = [];
+    const ancestors = create(null);
     const quotedKeys = create(null);
     let depth = 0;
     let size = 0;
@@ -184,7 +196,7 @@
     const maxSize = limits.max_frame;
 
     // The path is only wanted on a refusal, so it is rebuilt from the keys on the way instead of carried along.
-    const trail = [];
+    const trail = create(null);
     const here = () => {
       let path = rootPath;
       for (let i = 0; i < depth; i++) path = typeof trail[i] === 'number' ? `${path}[${trail[i]}]` : childPath(path, trail[i]);
@@ -192,9 +204,25 @@
     };
     const grow = (text) => {
       size += text.length;
-      if (size > maxSize) throw new Unserializable(`${rootPath} is over the limit of ${maxSize} bytes for one message`);
+      if (size > maxSize) refuseAs(`${rootPath} is over the limit of ${maxSize} bytes for one message`);
       return text;
     };
+
+    // What JSON has no word for is named once per property name, with a count: a hundred rows are one warning.
+    const dropped = create(null);
+    function drop(name, what) {
+      const note = dropped[name];
+      if (note !== undefined) { note.more++; return; }
+      dropped[name] = { __proto__: null, at: warningCount, more: 0 };
+      warn(`${here()}: ${what}`);
+    }
+    function countDropped() {
+      const names = keys(dropped);
+      for (let i = 0; i < names.length; i++) {
+        const { at, more } = dropped[names[i]];
+        if (more > 0 && at < warningCount) warnings[at] += ` (and at ${more} more place${more === 1 ? '' : 's'})`;
+      }
+    }
 
     function read(holder, key) {
       try {
@@ -235,27 +263,27 @@
       if (array ? prototype !== plainArray : prototype !== plainObject && prototype !== null) {
         refuse(here(), 'only plain objects and arrays are JSON data (exotic prototype)');
       }
-      let names;
+      let names, symbols, length;
       try {
-        if (getOwnPropertySymbols(value).length !== 0) refuse(here(), 'symbol-keyed properties are not plain JSON data');
+        symbols = getOwnPropertySymbols(value).length;
         names = keys(value);
-      } catch (error) {
-        if (error instanceof Unserializable) throw error;
+        length = array ? value.length : 0;
+      } catch (error) { // a trap of a Proxy
         refuse(here(), `reading the value threw: ${describe(error)}`);
       }
+      if (symbols !== 0) refuse(here(), 'symbol-keyed properties are not plain JSON data');
       enter(value);
-      const text = array ? elements(value, names) : members(value, names);
+      const text = array ? elements(value, names, length) : members(value, names);
       depth--;
       return text;
     }
 
-    function elements(value, names) {
+    function elements(value, names, length) {
       const at = depth - 1;
-      const length = value.length;
       if (names.length !== length || (length > 0 && names[length - 1] !== '' + (length - 1))) {
         for (let i = 0; i < length && i <= names.length; i++) {
           trail[at] = i;
-          if (!hasOwn(value, i)) refuse(here(), 'sparse arrays are not JSON data');
+          if (names[i] !== '' + i) refuse(here(), 'sparse arrays are not JSON data');
         }
         trail[at] = names[names.length - 1];
         refuse(here(), 'arrays with non-index properties are not JSON data');
@@ -265,7 +293,7 @@
         trail[at] = i;
         let item = one(read(value, i));
         if (item === undefined) {
-          warn(`${here()}: undefined became null`);
+          drop('[]', 'undefined became null');
           item = 'null';
         }
         text += i === 0 ? item : ',' + item;
@@ -283,7 +311,7 @@
         trail[at] = name;
         const item = one(read(value, name));
         if (item === undefined) {
-          warn(`${here()}: a property whose value is undefined was left out`);
+          drop(name, 'a property whose value is undefined was left out');
           continue;
         }
         const key = quotedKeys[name] || (quotedKeys[name] = quote(name) + ':');
@@ -296,6 +324,7 @@
     }
 
     const text = one(root);
+    countDropped();
     return text === undefined ? 'null' : text;
   }
 
@@ -306,7 +335,8 @@
     return text + '}';
   }
 
-  const clip = (text) => (text.length > MAX_NARRATION ? slice(text, 0, MAX_NARRATION - 1) + '…' : text);
+  const cut = (text, length) => (text.length > length ? slice(text, 0, length - 1) + '…' : text);
+  const clip = (text) => cut(text, MAX_NARRATION);
 
   // ---------------------------------------------------------------------------------------------- hooks
 
@@ -343,7 +373,7 @@
     if (fields.schema !== undefined) {
       if (typeof fields.schema !== 'object' || fields.schema === null || isArray(fields.schema)) throw fatal('UNSUPPORTED_SCHEMA', 'agent() option "schema" must be a JSON Schema object');
       try { schema = encode(fields.schema, 'agent() options.schema'); } catch (error) {
-        if (!(error instanceof Unserializable)) throw error;
+        if (!isRefusal(error)) throw error;
         throw fatal('INVALID_ARGUMENT', `agent() options must be plain JSON data — ${error.message}`);
       }
     }
@@ -378,37 +408,37 @@
     });
   }
 
-  function checkItems(hook, items) {
-    if (items.length > limits.max_items_per_call) {
-      throw fatal('ITEM_CAP', `${hook}() received ${items.length} items — over the per-call cap (${limits.max_items_per_call}); split the work or raise maxItemsPerCall in the engine config`);
+  function checkItems(hook, count) {
+    if (count > limits.max_items_per_call) {
+      throw fatal('ITEM_CAP', `${hook}() received ${count} items — over the per-call cap (${limits.max_items_per_call}); split the work or raise maxItemsPerCall in the engine config`);
     }
   }
 
   // Runs work(i) for every index at once; a throw gives null at its place, a fatal error rejects the whole at once.
-  function join(count, work) {
-    return new RealPromise((resolve, reject) => {
-      const results = [];
-      for (let i = 0; i < count; i++) defineProperty(results, i, { value: null, writable: true, enumerable: true, configurable: true });
-      if (count === 0) return resolve(results);
-      let left = count;
-      const one = async (i) => {
-        try {
-          results[i] = await work(i);
-        } catch (error) {
-          if (isFatal(error)) return reject(error);
-        }
-        if (--left === 0) resolve(results);
-      };
-      for (let i = 0; i < count; i++) one(i);
-    });
+  // Settles the hook's own promise: resolving with another one would ask it for the (perhaps tampered) `then`.
+  function join(count, work, resolve, reject) {
+    const results = [];
+    for (let i = 0; i < count; i++) defineProperty(results, i, data(null, true));
+    if (count === 0) return resolve(results);
+    let left = count;
+    const one = async (i) => {
+      try {
+        results[i] = await work(i);
+      } catch (error) {
+        if (isFatal(error)) return reject(error);
+      }
+      if (--left === 0) resolve(results);
+    };
+    for (let i = 0; i < count; i++) one(i);
   }
 
   function parallel(thunks) {
-    return new RealPromise((resolve) => {
+    return new RealPromise((resolve, reject) => {
       if (!isArray(thunks)) throw fatal('INVALID_ARGUMENT', 'parallel() requires an array of zero-argument functions');
-      checkItems('parallel', thunks);
-      const work = [];
-      for (let i = 0; i < thunks.length; i++) {
+      const count = thunks.length;
+      checkItems('parallel', count);
+      const work = create(null);
+      for (let i = 0; i < count; i++) {
         const thunk = thunks[i];
         if (typeof thunk !== 'function') {
           const hint = typeof thunk === 'object' && thunk !== null && getPrototypeOf(thunk) === plainPromise ? ': it is a promise; write () => agent(…)' : '';
@@ -416,26 +446,27 @@
         }
         work[i] = thunk;
       }
-      resolve(join(work.length, (i) => (0, work[i])()));
+      join(count, (i) => (0, work[i])(), resolve, reject);
     });
   }
 
   function pipeline(items, ...stages) {
-    return new RealPromise((resolve) => {
+    return new RealPromise((resolve, reject) => {
       if (!isArray(items)) throw fatal('INVALID_ARGUMENT', 'pipeline() requires an items array');
       if (stages.length === 0) throw fatal('INVALID_ARGUMENT', 'pipeline() requires at least one stage function');
       for (let i = 0; i < stages.length; i++) {
         if (typeof stages[i] !== 'function') throw fatal('INVALID_ARGUMENT', `pipeline() stage ${i} is not a function`);
       }
-      checkItems('pipeline', items);
-      const copied = [];
-      for (let i = 0; i < items.length; i++) copied[i] = items[i];
-      resolve(join(copied.length, async (index) => {
+      const count = items.length;
+      checkItems('pipeline', count);
+      const copied = create(null);
+      for (let i = 0; i < count; i++) copied[i] = items[i];
+      join(count, async (index) => {
         const item = copied[index];
         let previous = item;
         for (let i = 0; i < stages.length; i++) previous = await (0, stages[i])(previous, item, index);
         return previous;
-      }));
+      }, resolve, reject);
     });
   }
 
@@ -474,9 +505,9 @@
   // ---------------------------------------------------------------------------------------------- settling
 
   const warningText = () => {
-    if (warnings.length === 0) return undefined;
+    if (warningCount === 0) return undefined;
     let text = '[';
-    for (let i = 0; i < warnings.length; i++) text += (i === 0 ? '' : ',') + quote(clip(warnings[i]));
+    for (let i = 0; i < warningCount; i++) text += (i === 0 ? '' : ',') + quote(clip(warnings[i]));
     return text + ']';
   };
 
@@ -492,7 +523,7 @@
       text = encode(value, 'workflow result');
       settled = true;
     } catch (error) {
-      if (!(error instanceof Unserializable)) return threw(error);
+      if (!isRefusal(error)) return threw(error);
       return fail('RESULT_UNSERIALIZABLE', `WorkflowError: the workflow's return value is not plain JSON data — ${error.message}. Return only JSON-serializable objects/arrays/scalars.`);
     }
     send(message('result', ['value', text, 'warnings', warningText()]));
@@ -502,12 +533,12 @@
     if (settled) return;
     if (error === 'out of memory') return fail('WORKER_MEMORY', 'the script ran out of memory'); // the engine throws this bare string
     const code = isFatal(error) ? error.code : 'SCRIPT_ERROR';
-    fail(code, describe(error) + placeOf(error));
+    fail(code, cut(describe(error), MAX_ERROR) + placeOf(error));
   }
 
   // Own `constructor` stops then() from asking the (perhaps tampered) species which promise to make.
   function observe(promise, fulfilled, rejected) {
-    defineProperty(promise, 'constructor', { value: undefined });
+    defineProperty(promise, 'constructor', { __proto__: null, value: undefined });
     apply(promiseThen, promise, [fulfilled, rejected]);
   }
 
@@ -531,7 +562,7 @@
       limits = parse(limitText);
       sourceLines = apply(splitText, script, [/\r\n|[\n\r\u2028\u2029]/]); // before the script runs, so untampered
       try {
-        body = new AsyncFunction(script);
+        body = new AsyncFunction(script + SOURCE_NAME);
       } catch (error) {
         const place = placeText(error.lineNumber - CODE_LINES_BEFORE_BODY, error.columnNumber);
         send(message('rejected', ['code', '"SCRIPT_PARSE"', 'message', quote(clip(`workflow script does not parse: ${error.message}${place}`))]));
