@@ -65,15 +65,16 @@ class Child:
         seq = self._request.seq
         try:
             try:
-                run: Any = await self._provider.start(self._request)
-                child_id = str(run.id)
-                self._run = run
+                self._run = run = await self._provider.start(self._request)
+                child_id = well_formed(str(run.id))
             except asyncio.CancelledError:
                 if not self._excuse_cancel():
                     raise
                 self._feed(lc.StartRefused(seq, "it was cancelled while starting"))
                 return
             except Exception as error:
+                if self._run is not None:  # it started, but has no id to be announced by
+                    await self._dispose()
                 self._feed(lc.StartRefused(seq, render(error)))
                 return
             self._feed(lc.ChildStarted(seq, child_id))
@@ -117,11 +118,16 @@ class Child:
             return lc.ChildBroke(seq, render(error))
         if not isinstance(answer, AgentResult):
             return lc.ChildBroke(seq, f"its result is a {type(answer).__name__}, not an AgentResult")
-        return self._judge(answer)
+        try:
+            return self._judge(answer)
+        except Exception as error:  # the fields of a result are whatever the provider put there
+            return lc.ChildBroke(seq, f"its result cannot be read: {render(error)}")
 
     def _judge(self, answer: AgentResult) -> lc.Event:
         seq = self._request.seq
-        tokens = answer.usage.output_tokens if answer.usage is not None else 0
+        tokens: Any = answer.usage.output_tokens if answer.usage is not None else 0
+        if not isinstance(tokens, int) or tokens < 0:
+            return lc.ChildBroke(seq, f"it reports {tokens!r:.40} output tokens, not a whole number")
         if answer.stop_reason != "completed":
             reason = answer.error or f"it stopped: {answer.stop_reason}"
             return lc.ChildSettled(seq, _NULL, failed=True, error=well_formed(reason), output_tokens=tokens)
@@ -135,9 +141,9 @@ class Child:
         size = len(bytes(raw))
         if size > self._max_answer:
             return lc.ChildBroke(seq, f"its answer of {size} bytes is over the limit of {self._max_answer} (max_frame)")
-        if self._schema is not None and (errors := self._schema.errors(value)):
+        if self._schema is not None and (errors := self._schema.errors(msgspec.json.decode(raw))):
             text = "its answer does not match the schema: " + "; ".join(errors)
-            return lc.ChildSettled(seq, _NULL, failed=True, error=text, output_tokens=tokens)
+            return lc.ChildSettled(seq, _NULL, failed=True, error=well_formed(text), output_tokens=tokens)
         return lc.ChildSettled(seq, raw, output_tokens=tokens)
 
     async def _dispose(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, cast
 
@@ -43,7 +44,10 @@ def encode_json(value: object, root: str) -> msgspec.Raw:
             return msgspec.Raw(data)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
         pass
-    return msgspec.Raw(msgspec.json.encode(_plain(value, root, 0)))
+    try:
+        return msgspec.Raw(msgspec.json.encode(_plain(value, root, 0)))
+    except RecursionError:  # how deep Python itself can go depends on how deep its caller already is
+        raise JSONValueError(f"{root}: nested too deeply, or circular") from None
 
 
 def _plain(value: object, path: str, level: int) -> Any:
@@ -65,8 +69,14 @@ def _plain(value: object, path: str, level: int) -> Any:
         for key, item in cast(dict[object, object], value).items():
             if not isinstance(key, str):
                 raise JSONValueError(f"{path}: the key {key!r:.60} is not a string")
-            made[well_formed(key)] = _plain(item, f"{path}.{key}", level + 1)
+            name = well_formed(str(key))
+            made[name] = _plain(item, _below(path, name), level + 1)
         return made
     if isinstance(value, list | tuple):
         return [_plain(item, f"{path}[{index}]", level + 1) for index, item in enumerate(cast(list[object], value))]
     raise JSONValueError(f"{path}: a {type(value).__name__} is not JSON data")
+
+
+def _below(path: str, key: str) -> str:
+    """The path of a member, written as JavaScript would."""
+    return f"{path}.{key}" if key.isidentifier() else f"{path}[{json.dumps(key, ensure_ascii=False)}]"

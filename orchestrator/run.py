@@ -21,6 +21,7 @@ from orchestrator.bus import EventBus, EventStream
 from orchestrator.child import Child
 from orchestrator.config import EngineConfig
 from orchestrator.connection import WorkerConnection
+from orchestrator.jsonvalue import well_formed
 from orchestrator.meta import validate_meta
 from orchestrator.pool import WorkerPool
 from orchestrator.results import WorkflowResult
@@ -132,7 +133,7 @@ class RunDriver:
 
     def cancel(self, reason: str | None) -> None:
         """From any thread; the first reason wins."""
-        text = "workflow cancelled" if reason is None else reason
+        text = "workflow cancelled" if reason is None else well_formed(str(reason))
         if threading.get_ident() == self._thread:
             self.feed(lc.CancelRequested(text))
         elif not self._loop.is_closed():
@@ -352,7 +353,7 @@ class RunDriver:
         if call.provider is not None and (chosen := self._find_provider(call.provider)) is not None:
             provider, named = chosen, call.provider
         options = call.options or {}
-        supported: tuple[str, ...] = tuple(getattr(provider, "supported_options", ()))
+        supported = cast(tuple[str, ...], tuple(getattr(provider, "supported_options", ())))
         for name in options:
             if name not in PASS_THROUGH_OPTIONS:
                 return lc.BadMessage(f"an agent call with the unknown option {name[:40]!r}")

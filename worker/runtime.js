@@ -285,7 +285,7 @@
           trail[at] = i;
           if (names[i] !== '' + i) refuse(here(), 'sparse arrays are not JSON data');
         }
-        trail[at] = names[names.length - 1];
+        trail[at] = names[length] === undefined ? names[names.length - 1] : names[length]; // index keys come first
         refuse(here(), 'arrays with non-index properties are not JSON data');
       }
       let text = '[';
