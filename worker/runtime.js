@@ -89,7 +89,7 @@
 
   // Reads a data property without running the script's code.
   function dataProperty(object, key) {
-    for (let at = object, hops = 0; at !== null && typeof at === 'object' && hops < 8; at = getPrototypeOf(at), hops++) {
+    for (let at = object, hops = 0; at !== null && (typeof at === 'object' || typeof at === 'function') && hops < 8; at = getPrototypeOf(at), hops++) {
       const found = getOwnPropertyDescriptor(at, key);
       if (found !== undefined) return hasOwn(found, 'value') ? found.value : undefined;
     }
@@ -132,10 +132,24 @@
     }
   }
 
-  // "at line L, column C", the source line and a caret, for the first frame that is the author's own.
+  // "at line L, column C", the source line and a caret, for the first frame that is the author's own. The constructors
+  // of the author's own error classes come first in the stack; what is wanted is where they were called.
   function placeOf(thrown) {
+    const classes = create(null);
+    try {
+      for (let at = getPrototypeOf(thrown), hops = 0; at !== null && hops < 8; at = getPrototypeOf(at), hops++) {
+        const name = dataProperty(dataProperty(at, 'constructor'), 'name');
+        if (typeof name === 'string' && name !== '') classes[name] = true;
+      }
+    } catch {
+      // null and other values that have no prototype have no place either
+    }
     let place = '';
-    eachOwnFrame(thrown, (_name, line, column) => { place = placeText(line, column); return true; });
+    eachOwnFrame(thrown, (name, line, column) => {
+      const constructing = classes[name] === true;
+      if (place === '' || !constructing) place = placeText(line, column);
+      return !constructing;
+    });
     return place;
   }
   const FRAME = /^(.*)@workflow-script:(\d+):(\d+)$/;
