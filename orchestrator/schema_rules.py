@@ -81,7 +81,8 @@ def json_path(root: str, parts: Iterable[str | int]) -> str:
 def nesting(value: object, limit: int) -> int:
     """Levels of containers in ``value``; stops looking at ``limit + 1``.
 
-    What is not a dict, list or tuple is no container of JSON. Never recurses, and looks at a container once per level, so that it ends on cycles and shared parts too.
+    What is not a dict, list or tuple is no container of JSON. Never recurses, and looks at a container once per level,
+    so that it ends on cycles and shared parts too.
     """
     level = 0
     layer = _containers((value,))
@@ -96,8 +97,12 @@ def nesting(value: object, limit: int) -> int:
 
 
 def _containers(values: Iterable[object]) -> Iterable[Iterable[object]]:
-    found = {id(value): value for value in values if isinstance(value, (dict, list, tuple))}
-    return cast("dict[int, Iterable[object]]", found).values()
+    found: dict[int, Iterable[object]] = {}
+    for value in values:
+        if isinstance(value, (dict, list, tuple)):
+            container = cast("Iterable[object]", value)
+            found[id(container)] = container
+    return found.values()
 
 
 def resolve_pointer(root: Schema, reference: str) -> tuple[object, list[str | int]]:
