@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import multiprocess
-from multiprocess import popen_fork, popen_spawn_posix
+from multiprocess import popen_fork, popen_spawn_posix, resource_tracker, spawn
 
 from protocol.messages import ExitReport
 
@@ -49,6 +49,25 @@ class _SpawnPopen(_Reaped, popen_spawn_posix.Popen):
     pass
 
 
+def _prepare_spawning() -> None:
+    """Fits multiprocess's spawn method to a process without ``site``, in this process only.
+
+    The child inherits the flags ``-I -S`` and must be told where its packages are before it can import the first. The
+    resource tracker, a process of its own, is left out: workers share nothing that needs tracking.
+    """
+    packages = [entry for entry in sys.path if entry]
+    command_line = spawn.get_command_line
+
+    def with_packages(**arguments: Any) -> list[str]:
+        line: list[str] = command_line(**arguments)
+        line[line.index("-c") + 1] = f"import sys; sys.path[:] = {packages!r}; {line[line.index('-c') + 1]}"
+        return line
+
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    spawn.get_command_line = with_packages
+    resource_tracker.getfd = lambda: nowhere
+
+
 class WorkerProcesses:
     """The live workers of one zygote, by the number the host gave each.
 
@@ -61,6 +80,8 @@ class WorkerProcesses:
         self._target = target
         # multiprocess makes its public functions at import time, out of sight of a type checker.
         self._context: Any = multiprocess.get_context(method)  # type: ignore[attr-defined]
+        if method == "spawn":
+            _prepare_spawning()
         self._popen: Callable[[Any], Any] = _ForkPopen if method == "fork" else _SpawnPopen
         self._workers: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
