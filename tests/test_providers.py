@@ -1,14 +1,9 @@
-"""The providers that ship with the engine, against real processes and real modules.
-
-Whether a process tree is gone is asked of the kernel: every process of it holds the write end of a FIFO, so the read
-end reports end-of-file exactly when the last one is dead.
-"""
+"""The providers that ship with the engine, against real processes and real modules."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import select
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -30,6 +25,7 @@ from orchestrator.providers.json_answer import JsonAnswerError, parse_json_answe
 from orchestrator.signals import AbortController
 from protocol.errors import ErrorCode, WorkflowError
 from protocol.events import RunId, WorkflowMeta, WorkflowRunInfo
+from tests.lifeline import Lifeline
 
 T = TypeVar("T")
 RUN = WorkflowRunInfo(id=RunId("run-1"), meta=WorkflowMeta(name="demo", description="a demo"))
@@ -59,49 +55,6 @@ async def ask(provider: AgentProvider, request: AgentRequest) -> AgentResult:
 
 def shell(script: str, **settings: Any) -> CommandProvider:
     return CommandProvider(["sh", "-c", script], **settings)
-
-
-class Lifeline:
-    """A FIFO whose writers are the processes under test: ``exec 3>"$LIFELINE"`` joins, and children inherit."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-
-    async def heard(self) -> bytes:
-        """Waits until the processes have written something."""
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(self._fd, readable.set)
-        try:
-            while True:
-                await readable.wait()
-                try:
-                    data = os.read(self._fd, 100)
-                except BlockingIOError:
-                    data = b""
-                if data:
-                    return data
-                readable.clear()
-                await asyncio.sleep(0)
-        finally:
-            loop.remove_reader(self._fd)
-
-    async def silent(self) -> None:
-        """Waits until the last process is dead."""
-        poll = select.poll()
-        poll.register(self._fd, select.POLLHUP)
-        await asyncio.to_thread(poll.poll)
-
-    def held(self) -> bool:
-        """Whether any process of the tree is alive."""
-        try:
-            return os.read(self._fd, 100) != b""
-        except BlockingIOError:
-            return True
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 @pytest.fixture

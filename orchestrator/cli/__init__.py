@@ -1,8 +1,7 @@
 """The ``workflow`` command: results on stdout, everything else on stderr.
 
 Guarantees: bad input is one clear line and exit code 2, never a traceback; 0 is a completed run, 1 a failed one, 130
-and 143 one that Ctrl-C or SIGTERM cancelled; a reader of stdout that goes away is no error. `workflow --help` imports
-neither the engine nor anything else that takes time.
+and 143 one that Ctrl-C or SIGTERM cancelled; a reader of stdout that goes away is no error.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 // Counts the source files of a project, folder by folder, with standard tools: every agent is a shell pipeline.
 //
-//   workflow run examples/code-inventory.js --agent 'command:sh' --args '{"folders": ["protocol", "worker"]}'
+//   workflow run examples/count-lines.js --agent 'command:sh' --args '{"folders": ["protocol", "worker"]}'
 //
 // Shape: a pipeline over the folders, and inside it a parallel of independent questions about each folder.
 
 export const meta = {
-  name: 'code-inventory',
+  name: 'count-lines',
   description: 'Files, lines, longest files and most imported modules of a project, folder by folder',
   whenToUse: 'For a first look at an unfamiliar project',
   phases: [
@@ -30,11 +30,12 @@ phase('Look')
 let folders = args?.folders
 if (folders === undefined) {
   const listing = await agent(
-    `find . -type f -name ${quote(`*.${suffix}`)} ! -path '*/.*/*' ! -path '*/node_modules/*' | cut -d/ -f2 | sort -u`,
+    `find . -mindepth 2 -type f -name ${quote(`*.${suffix}`)} ! -path '*/.*/*' | cut -d/ -f2 | sort -u`,
     { label: 'which folders' },
   )
   if (listing === null) return { error: 'the folders could not be listed; run with --agent command:sh' }
-  folders = listing.split('\n').filter((name) => name && !name.includes('.'))
+  const generated = ['build', 'dist', 'node_modules']
+  folders = listing.split('\n').filter((name) => name && !generated.includes(name))
 }
 if (!Array.isArray(folders) || folders.length === 0) return { error: `no folder holds *.${suffix} files` }
 log(`${folders.length} folders: ${folders.join(', ')}`)
