@@ -173,7 +173,8 @@ def test_made_code_finds_no_more_than_the_script(make: str, value: Callable[...,
 def test_the_debugger_global_is_an_empty_dead_end(value: Callable[..., Any]) -> None:
     text = """const names = Reflect.ownKeys(debuggerGlobal).map(String);
     return [names.filter((name) => !['Infinity', 'NaN', 'undefined'].includes(name)),
-            Object.getPrototypeOf(debuggerGlobal), Object.isExtensible(debuggerGlobal), typeof debuggerGlobal.Debugger, typeof debuggerGlobal.constructor]"""
+            Object.getPrototypeOf(debuggerGlobal), Object.isExtensible(debuggerGlobal),
+            typeof debuggerGlobal.Debugger, typeof debuggerGlobal.constructor]"""
     assert value(text) == [[], None, False, "undefined", "undefined"]
 
 

@@ -108,7 +108,8 @@ def test_any_delay_is_a_delay(delay: str, value: Callable[..., Any]) -> None:
 
 def test_a_cleared_timer_does_not_fire_and_clearing_nonsense_does_nothing(script: RunScript) -> None:
     text = """const t = setTimeout(() => log('fired'), 1);
-    for (const id of [t, t, undefined, 'x', 999, {}, null, NaN]) clearTimeout(id); await new Promise((r) => setTimeout(r, 15)); return 1"""
+    for (const id of [t, t, undefined, 'x', 999, {}, null, NaN]) clearTimeout(id);
+    await new Promise((r) => setTimeout(r, 15)); return 1"""
     assert script(text).types == ["start", "end"]
 
 
