@@ -23,6 +23,7 @@ from orchestrator.tool.authoring import DESCRIPTION, PARAMETERS, prompt_section
 from orchestrator.tool.events import ToolCard, ToolResult, ToolResultCard
 from orchestrator.tool.progress import EventSource, ProgressCapture, ProgressRouter
 from orchestrator.tool.registry import Execution, ToolDefinition, ToolError, ToolOutput
+from orchestrator.tool.titles import header_name
 from protocol.events import RunId, StopReason, WorkflowMeta, WorkflowRunInfo
 
 __all__ = ["EngineLike", "ResultLike", "RunLike", "WorkflowPresenter", "WorkflowTool", "render_success"]
@@ -72,9 +73,11 @@ class WorkflowPresenter:
     """A generic card titled ``workflow: <meta.name>`` with the script as raw input, also on malformed arguments."""
 
     def present_call(self, arguments: object) -> ToolCard:
-        name = _field(_field(arguments, "meta"), "name")
-        shown = one_line(replace_lone_surrogates(name), MAX_TITLE) if isinstance(name, str) else ""
         script = _field(arguments, "script")
+        name = _field(_field(arguments, "meta"), "name")
+        if name is None and isinstance(script, str):
+            name = header_name(script)
+        shown = one_line(replace_lone_surrogates(name), MAX_TITLE) if isinstance(name, str) else ""
         # Without a script there is nothing better to show than what was sent.
         raw = script if isinstance(script, str) else arguments
         return ToolCard(title=f"workflow: {shown or '(unnamed)'}", raw_input=raw)
