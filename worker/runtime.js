@@ -5,7 +5,7 @@
 (send, armTimer, disarmTimer) => {
   'use strict';
 
-  const { apply, ownKeys, getPrototypeOf, setPrototypeOf, defineProperty, getOwnPropertyDescriptor } = Reflect;
+  const { apply, ownKeys, getPrototypeOf, setPrototypeOf, defineProperty, deleteProperty, getOwnPropertyDescriptor } = Reflect;
   const { isArray } = Array;
   const { keys, freeze, create, getOwnPropertySymbols } = Object;
   const { stringify, parse } = JSON;
@@ -25,6 +25,7 @@
   const mapGet = uncurry(Map.prototype.get);
   const mapSet = uncurry(Map.prototype.set);
   const mapDelete = uncurry(Map.prototype.delete);
+  const mapClear = Map.prototype.clear;
   const weakAdd = uncurry(WeakSet.prototype.add);
   const sizeOf = getOwnPropertyDescriptor(Map.prototype, 'size').get;
   const weakHas = uncurry(WeakSet.prototype.has);
@@ -55,6 +56,7 @@
   let tokensSpent = 0;
   let warnings = create(null); // no array: the script can put setters for indices on Array.prototype
   let warningCount = 0;
+  let globalNames = [];
 
   // ---------------------------------------------------------------------------------------------- errors
 
@@ -558,11 +560,11 @@
 
   function setGlobals(args) {
     const hooks = { agent, parallel, pipeline, phase, log, setTimeout, clearTimeout, budget, args };
-    const names = keys(hooks);
-    for (let i = 0; i < names.length; i++) {
-      const value = hooks[names[i]];
+    globalNames = keys(hooks);
+    for (let i = 0; i < globalNames.length; i++) {
+      const value = hooks[globalNames[i]];
       if (typeof value === 'function') freeze(value);
-      defineProperty(globalThis, names[i], { value, writable: true, configurable: true, enumerable: true });
+      defineProperty(globalThis, globalNames[i], { value, writable: true, configurable: true, enumerable: true });
     }
   }
 
@@ -624,6 +626,18 @@
       if (callback === undefined) return;
       mapDelete(timers, id);
       try { callback(); } catch (error) { warn(`a setTimeout callback threw: ${describe(error)}${placeOf(error)}`); }
+    },
+
+    // After a rehearsal: as if nothing had run.
+    forget() {
+      apply(mapClear, pending, []);
+      apply(mapClear, timers, []);
+      limits = body = currentPhase = null;
+      sourceLines = [];
+      lastSeq = lastTimer = tokensSpent = warningCount = 0;
+      warnings = create(null);
+      settled = false;
+      for (let i = 0; i < globalNames.length; i++) deleteProperty(globalThis, globalNames[i]);
     },
 
     // Called when the queue is empty: is there anything left that could wake the script?

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from protocol.framing import FrameDecoder, pack_length
-from protocol.messages import Go, Load, Ready, WallReport, decode_host_message, encode
+from protocol.framing import FrameDecoder, encode_frame, pack_length
+from protocol.messages import AgentSettled, Go, Limits, Load, Ready, WallReport, decode_host_message, encode
 from worker.spidermonkey import Engine
 
 __all__ = ["Outbox", "Runtime", "Session", "Timers"]
@@ -34,12 +34,31 @@ _MAX_HOST_FRAME = (1 << 31) - 1  # the host is trusted; its messages are bounded
 _NARRATION = ('{"type":"log"', '{"type":"phase"')
 _LAST_WORDS = ('{"type":"result"', '{"type":"failed"', '{"type":"rejected"')
 
+_REHEARSED_SCRIPT = """
+phase('a');
+log('b');
+const one = await agent('c', { label: 'd', schema: { type: 'object' } });
+const many = await parallel([() => agent('e'), () => agent('f')]);
+const rows = await pipeline([1, 2], (x) => agent('g' + x), (x) => x);
+return { one, many, rows, rest: [args.x, 1, 2.5, true, null, 'é'] };
+"""
+_REHEARSED_LIMITS = Limits(
+    max_total_agents=10, max_items_per_call=10, max_depth=10, max_frame=1 << 20, slice_seconds=0.0
+)
+_REHEARSED = (
+    Load(_REHEARSED_SCRIPT, _REHEARSED_LIMITS, args=msgspec.Raw(b'{"x":[]}')),
+    Go(),
+    AgentSettled(1, msgspec.Raw(b'{"n":1}')),
+    *(AgentSettled(seq, msgspec.Raw(b'"text"')) for seq in range(2, 6)),
+)
+_REHEARSAL = b"".join(encode_frame(encode(message), 1 << 16) for message in _REHEARSED)
+
 
 class Outbox:
     """Collects the messages JavaScript makes and writes them in batches. ``send`` is JavaScript's only way out."""
 
     def __init__(self) -> None:
-        self.socket: socket.socket | None = None
+        self.socket: socket.socket | None = None  # none in a rehearsal: its messages go nowhere
         self.finished = False
         self._parts: list[bytes] = []
         self._size = 0
@@ -69,8 +88,15 @@ class Outbox:
             data = b"".join(self._parts)
             self._parts.clear()
             self._size = 0
-            assert self.socket is not None
-            self.socket.sendall(data)
+            if self.socket is not None:
+                self.socket.sendall(data)
+
+    def reset(self) -> None:
+        """As new, but for the socket."""
+        self.finished = False
+        self._parts.clear()
+        self._size = 0
+        self.start_slice()
 
 
 class Timers:
@@ -90,6 +116,10 @@ class Timers:
 
     def __len__(self) -> int:
         return len(self._armed)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._armed.clear()
 
     def delay(self) -> float | None:
         """Seconds until the next timer, ``None`` when there is none."""
@@ -113,34 +143,62 @@ class Runtime:
         self.engine = engine
         self.outbox = Outbox()
         self.timers = Timers()
+        self.buffer = bytearray(_RECEIVE)  # made before the fork: a worker copies only the pages it fills
         functions = engine.make_runtime(self.outbox.send, self.timers.arm, self.timers.disarm)
         self.load: Callable[[str, str | None, str | None, str], Any] = functions["load"]
         self.go: Callable[[], Any] = functions["go"]
         self.settle: Callable[[str], Any] = functions["settle"]
         self.fire: Callable[[float], Any] = functions["fire"]
         self.idle: Callable[[float], Any] = functions["idle"]
+        self._forget: Callable[[], Any] = functions["forget"]
+
+    def rehearse(self) -> bool:
+        """Runs a small script of ours to its end, unheard, and forgets it. Returns whether it came to its end.
+
+        Why: code that ran once is compiled, specialised and resolved. Done in the zygote, every worker is forked with
+        that behind it; done again in a spare worker while it waits, the pages a run writes to are its own already
+        (each first write costs a page fault, and those faults are most of what starting a run costs).
+        """
+        connection, self.outbox.socket = self.outbox.socket, None
+        try:
+            return Session(self, None).rehearse()
+        finally:
+            self._forget()
+            self.outbox.reset()
+            self.outbox.socket = connection
+            self.engine.queue.jobs.clear()
+            self.timers.clear()
 
 
 class Session:
     """Serves one run on one socket, then returns."""
 
-    def __init__(self, runtime: Runtime, connection: socket.socket) -> None:
+    def __init__(self, runtime: Runtime, connection: socket.socket | None) -> None:
         self._runtime = runtime
-        self._connection = connection
         self._outbox = runtime.outbox
         self._outbox.socket = connection
+        if connection is not None:
+            self._connection = connection
         self._jobs: collections.deque[Callable[[], object]] = runtime.engine.queue.jobs
         self._frames = FrameDecoder(_MAX_HOST_FRAME)
-        self._buffer = bytearray(_RECEIVE)
+        self._buffer = runtime.buffer
         self._slice_seconds = 0.0
         self._loaded = False
         self._running = False
+
+    def rehearse(self) -> bool:
+        """Works on our own messages instead of a host's."""
+        self._frames.feed(_REHEARSAL)
+        self._work()
+        return self._outbox.finished
 
     def serve(self, walls: tuple[WallReport, ...]) -> None:
         """Announces itself, then works until the script has settled or the host hangs up."""
         hello = encode(Ready(walls=walls))
         try:
             self._connection.sendall(pack_length(len(hello)) + hello)
+            if not select.select([self._connection], [], [], 0)[0]:
+                self._runtime.rehearse()  # a spare: nobody waits for it yet
             while not self._outbox.finished:
                 if not self._wait():
                     return

@@ -74,7 +74,7 @@ class Engine:
         """Evaluates runtime.js with its three ways out; returns its functions by name."""
         self.evaluate(_SHAPE_REALM)
         runtime = self.evaluate(_RUNTIME.read_text("utf-8"))(send, arm_timer, disarm_timer)
-        return {name: runtime[name] for name in ("load", "go", "settle", "fire", "idle")}
+        return {name: runtime[name] for name in ("load", "go", "settle", "fire", "idle", "forget")}
 
 
 # API shaping, not the security boundary: what is not ECMAScript goes. debuggerGlobal cannot be deleted, so it is

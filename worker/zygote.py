@@ -35,6 +35,7 @@ from worker.spidermonkey import ENGINE_VERSION, keep_work_off_helper_threads, lo
 __all__ = ["main"]
 
 _MAX_CONTROL_FRAME = 64 * 1024
+_REHEARSALS = 12  # CPython specialises code it has run eight times
 _PROBE_SECONDS = 10.0  # a healthy probe takes about 30 ms; a hang is for ever
 
 # Enough garbage for several nursery and one full collection, and a loop hot enough for the optimising compiler.
@@ -107,6 +108,8 @@ def _choose_method(wanted: str, hide_symbols: bool) -> tuple[str, str]:
     )
     if reason is None:
         _runtime = Runtime(engine)
+        for _ in range(_REHEARSALS):
+            _runtime.rehearse()
         # The first use of Intl reads the time zone from the system; afterwards no worker needs a file.
         engine.evaluate("void new Intl.DateTimeFormat('en').format(new Date(0)); void new Date(0).toString()")
         reason = _probe(_runtime)
