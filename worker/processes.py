@@ -65,7 +65,7 @@ def _prepare_spawning() -> None:
     resource tracker, a process of its own, is left out: workers share nothing that needs tracking.
     """
     packages = [entry for entry in sys.path if entry]
-    command_line = spawn.get_command_line
+    command_line: Callable[..., list[str]] = spawn.get_command_line  # type: ignore[assignment]
 
     def with_packages(**arguments: Any) -> list[str]:
         line: list[str] = command_line(**arguments)
