@@ -15,6 +15,7 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line ``argv`` (the process's own by default) and returns the exit code."""
+    _open_closed_streams()
     try:
         from orchestrator.cli.app import dispatch
 
@@ -26,6 +27,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 1
     _give_up_on_a_broken_stdout()
     return code
+
+
+def _open_closed_streams() -> None:
+    """Gives a process that was started with ``2>&-`` streams that go nowhere, before a socket takes their number."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            setattr(sys, name, os.fdopen(fd, mode, encoding="utf-8", closefd=False))
 
 
 def _give_up_on_a_broken_stdout() -> None:
