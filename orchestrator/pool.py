@@ -13,6 +13,7 @@ import logging
 import resource
 
 from orchestrator.config import EngineConfig
+from orchestrator.memory_watch import MemoryWatch
 from orchestrator.zygote_client import Worker, ZygoteClient
 from protocol.errors import ErrorCode, WorkflowError
 from protocol.messages import WallReport, ZygoteReady
@@ -40,6 +41,9 @@ class WorkerPool:
         self._refill_handle: asyncio.Handle | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._leased: set[Worker] = set()
+        limit = config.memory_limit
+        self._watch = None if limit is None else MemoryWatch(limit, lambda: self._leased, self.kill)
         self.ready: ZygoteReady | None = None
         self.walls: tuple[WallReport, ...] = ()
         """As the last worker that reported them."""
@@ -90,6 +94,9 @@ class WorkerPool:
         except OSError as error:
             hint = "; raise the limit (ulimit -n) or lower max_workers" if error.errno == errno.EMFILE else ""
             raise WorkflowError(ErrorCode.WORKER_DIED, f"no worker could be started: {error.strerror}{hint}") from None
+        self._leased.add(worker)
+        if self._watch is not None:
+            self._watch.wake()
         if self._refill_handle is None:
             self._refill_handle = asyncio.get_running_loop().call_soon(self._refill)
         return worker
@@ -102,6 +109,8 @@ class WorkerPool:
     async def close(self) -> None:
         """Ends every process of the pool, within a bound."""
         self._closed = True
+        if self._watch is not None:
+            self._watch.rest()
         if self._refill_handle is not None:
             self._refill_handle.cancel()
             self._refill_handle = None
@@ -179,4 +188,7 @@ class WorkerPool:
         if worker in self._spares:
             self._spares.remove(worker)
             worker.connection.close()
+        self._leased.discard(worker)
+        if self._watch is not None and not self._leased:
+            self._watch.rest()
         self._wake_one()
