@@ -136,7 +136,8 @@ STYLES: dict[str, tuple[str, Any, Any]] = {
     ),
     "a retry": (
         "async function retry(p, n) {\n  for (let i = 0; i < n; i++) {\n"
-        "    const r = await agent(i < 2 ? 'fail' : p)\n    if (r) return r\n  }\n  return null }\nreturn await retry('x', 5)",
+        "    const r = await agent(i < 2 ? 'fail' : p)\n    if (r) return r\n  }\n  return null }\n"
+        "return await retry('x', 5)",
         None,
         "ok:x",
     ),
