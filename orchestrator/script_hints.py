@@ -66,6 +66,7 @@ def hint_for_parse_error(script: str, line: int, column: int, message: str) -> s
         or _typescript_hint(before, after, message)
         or _quote_hint(source, offset, start, message)
         or _async_hint(before, message)
+        or _named_argument_hint(before, after, message)
         or _end_hint(source, root, offset, end, message)
         or _character_hint(message)
     )
@@ -81,7 +82,8 @@ def hint_for_missing_meta(script: str) -> str | None:
     if "meta" not in text:
         return None
     source = text.encode()
-    for node in parse(source).children:
+    root = parse(source)
+    for node in root.children:
         line, _ = place_of(source, node.start_byte)
         shown = (node.text or b"")[:200]
         if node.type == "export_statement" and re.match(rb"export\s+(?:const|let|var)\s+meta\b", shown):
@@ -94,6 +96,14 @@ def hint_for_missing_meta(script: str) -> str | None:
             names = [declarator.child_by_field_name("name") for declarator in node.named_children]
             if any(name is not None and name.text == b"meta" for name in names):
                 return f"Hint: line {line}: {_HEADER_FORM}; without `export` it is an ordinary variable."
+    # A header that breaks off is no statement of the tree, only its tokens are there.
+    words: list[Node] = []
+    for leaf in leaves(root):
+        words = [*words[-2:], leaf]
+        if [word.text for word in words] == [b"export", b"const", b"meta"]:
+            line, _ = place_of(source, words[0].start_byte)
+            rest = source[words[0].start_byte :]
+            return f"Hint: line {line}: {_broken_header(root, rest)}."
     return None
 
 
@@ -138,6 +148,8 @@ def _module_hint(root: Node, before: bytes, after: bytes, offset: int, message: 
     if re.match(rb"export\s+const\s+meta\b", after):
         node = next((node for node in root.children if node.start_byte == offset), None)
         return _broken_header(node if node is not None else root, after)
+    if (found := re.match(rb"export\s+(interface|type|enum|declare|namespace|abstract)\b", after)) is not None:
+        return f"this looks like TypeScript (`{found[1].decode()}`); {_TYPESCRIPT}"
     return "a workflow script exports nothing but its `export const meta = {…}` header: leave this `export` out"
 
 
@@ -155,7 +167,7 @@ def _typescript_hint(before: bytes, after: bytes, message: str) -> str | None:
         what = "`implements`"
     elif _NOT_NULL.match(after) and _AFTER_OPERAND.search(before):
         what = "a non-null `!`"
-    elif not any(part in message for part in _NOT_A_TYPE) and _is_annotation(before, after, message):
+    elif _may_be_typed(before, message) and _is_annotation(before, after, message):
         what = "a type annotation"
     elif (
         _TYPE_ARGUMENTS.search(before)
@@ -166,11 +178,16 @@ def _typescript_hint(before: bytes, after: bytes, message: str) -> str | None:
     return None if what is None else f"this looks like TypeScript ({what}); {_TYPESCRIPT}"
 
 
+def _may_be_typed(before: bytes, message: str) -> bool:
+    # The engine takes `async (a: string) =>` for a call of a function named async, up to the arrow.
+    return not any(part in message for part in _NOT_A_TYPE) or re.search(rb"\basync\s*\([^()]*$", before) is not None
+
+
 def _is_annotation(before: bytes, after: bytes, message: str) -> bool:
     if _TYPE_FOLLOWS.match(after) and _AFTER_OPERAND.search(before):
         return True
     # For a declaration the engine points at the name instead of at the colon.
-    at_name = "missing = in const" in message or "missing ;" in message
+    at_name = any(part in message for part in ("missing = in const", "missing ;", "bad class member"))
     return at_name and _NAME_WITH_TYPE.match(after) is not None
 
 
@@ -195,6 +212,12 @@ def _quote_hint(source: bytes, offset: int, start: int, message: str) -> str | N
 def _async_hint(before: bytes, message: str) -> str | None:
     if message.find("await is only valid") >= 0 or re.search(rb"\bawait\s+$", before):
         return "the function around this `await` must be async, e.g. `items.map(async (item) => await …)`"
+    return None
+
+
+def _named_argument_hint(before: bytes, after: bytes, message: str) -> str | None:
+    if "missing ) after argument list" in message and after.startswith(b":") and re.search(rb"[\w$]$", before):
+        return "JavaScript has no named arguments: options go into an object, e.g. `agent(prompt, { label: … })`"
     return None
 
 
