@@ -29,6 +29,14 @@ def server(request: pytest.FixtureRequest) -> Server:
     return _server(request.param)
 
 
+@pytest.fixture(scope="session")
+def unprivileged() -> Server:
+    """The escape server as an unprivileged user alone, for what takes long and does not depend on the user."""
+    if sys.platform != "linux":
+        pytest.skip("the walls are Linux's")
+    return _server("unprivileged")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _stop_servers() -> Iterator[None]:
     yield

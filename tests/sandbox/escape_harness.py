@@ -84,6 +84,10 @@ class Worker:
             self._ended = self._server.request({"do": "wait", "pid": self.pid})
         return self._ended
 
+    def disown(self) -> None:
+        """Says that its server is gone, so nobody can be asked how it ended."""
+        self._ended = {}
+
     def close(self) -> None:
         """Ends it if it has not ended."""
         if self._ended is None:
@@ -105,24 +109,21 @@ class Server:
     Args:
         user: Its user id, which only root can choose; None for the user of the tests.
         environment: What it is exec'd with; the zygote's is empty.
+        forget: It clears its environment, too late, before it starts workers.
 
     Raises:
         ServerError: it did not start, with what it wrote.
     """
 
-    def __init__(self, user: int | None = None, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, user: int | None = None, environment: dict[str, str] | None = None, forget: bool = False
+    ) -> None:
         ours, theirs = socket.socketpair()
         ours.settimeout(_SECONDS)
         with theirs:
+            arguments = (str(_ROOT), str(theirs.fileno()), str(-1 if user is None else user), str(int(forget)))
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    str(_SERVER),
-                    str(_ROOT),
-                    str(theirs.fileno()),
-                    str(-1 if user is None else user),
-                ],
+                [sys.executable, "-I", str(_SERVER), *arguments],
                 env=environment or {},
                 cwd="/",
                 pass_fds=[theirs.fileno()],
@@ -156,12 +157,26 @@ class Server:
         memory: int | None = 512 << 20,
         cpu: int | None = 30,
         outer: dict[str, int] | None = None,
+        mode: str | None = None,
+        parent: int | None = None,
         **arguments: Any,
     ) -> Iterator[Worker]:
-        """A worker with the given walls that runs a job of `escape_jobs`; ``outer`` emulates a sandbox around it."""
+        """A worker that runs a job of `escape_jobs`.
+
+        Args:
+            job: Its name.
+            walls: Walls to put up, when ``mode`` is None.
+            memory: Bytes beyond what the server uses.
+            cpu: Seconds.
+            outer: Calls a sandbox around the worker refuses, with the error number it gives.
+            mode: Go through `worker.sandbox.confine` in this mode, as the zygote does.
+            parent: The process id the worker is told its parent has; None for the true one.
+            arguments: The job's own.
+        """
         ours, theirs = socket.socketpair()
         ours.settimeout(_SECONDS)
         request = {"do": "start", "job": job, "walls": walls, "memory": memory, "cpu": cpu, "outer": outer}
+        request |= {"mode": mode, "parent": parent}
         with theirs:
             pid = self.request(request | {"arguments": arguments}, theirs.fileno())["pid"]
         worker = Worker(self, pid, ours)

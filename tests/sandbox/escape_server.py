@@ -34,19 +34,22 @@ def _outer_filter(refuse: dict[str, int]) -> None:
 
 def _work(connection: socket.socket, request: dict[str, Any], evaluate: Any, plan: Any, parent: int) -> None:
     from tests.sandbox.escape_jobs import JOBS
+    from worker import sandbox
     from worker.sandbox import walls
 
     if request["outer"]:
         _outer_filter(request["outer"])
         plan = walls.Plan()
-    reports = walls.raise_walls(
-        plan,
-        frozenset(request["walls"]),
-        keep_fd=connection.fileno(),
-        parent_pid=parent,
-        memory_limit=request["memory"],
-        cpu_limit=request["cpu"],
-    )
+    options = {
+        "keep_fd": connection.fileno(),
+        "parent_pid": parent if request["parent"] is None else request["parent"],
+        "memory_limit": request["memory"],
+        "cpu_limit": request["cpu"],
+    }
+    if request["mode"] is not None:
+        reports = sandbox.confine(mode=request["mode"], **options)
+    else:
+        reports = walls.raise_walls(plan, frozenset(request["walls"]), **options)
 
     def tell(what: object) -> None:
         connection.sendall(json.dumps(what).encode() + b"\n")
@@ -72,7 +75,7 @@ def _who() -> dict[str, Any]:
     return {"users": sorted(set(map(int, fields["Uid"].split()))), "capabilities": int(fields["CapEff"], 16)}
 
 
-def main(root: str, control_fd: int, user: int) -> None:
+def main(root: str, control_fd: int, user: int, forget: bool) -> None:
     sys.path.insert(0, root)
     import tests.sandbox.escape_jobs  # noqa: F401  everything is imported before the first fork
     from worker.sandbox import walls
@@ -87,6 +90,8 @@ def main(root: str, control_fd: int, user: int) -> None:
     plan = walls.Plan()
     engine.evaluate("void new Intl.DateTimeFormat('en').format(new Date(0)); void new Date(0).toString()")
     control = socket.socket(fileno=control_fd)
+    if forget:
+        os.environ.clear()
     leaked = [os.open("/etc", os.O_RDONLY | os.O_DIRECTORY), os.open("/etc/passwd", os.O_RDONLY)]
     gc.collect()
     gc.freeze()
@@ -116,4 +121,4 @@ def main(root: str, control_fd: int, user: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1")
