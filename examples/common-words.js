@@ -16,21 +16,21 @@ const minimum = args.minimumLength ?? 5
 const quote = (text) => `'${text.replaceAll("'", `'\\''`)}'`
 
 phase('Map')
+// An agent that failed is null here, and stays at its place.
 const tables = await parallel(
   names.map((name) => () =>
     agent(
       `test -r ${quote(name)} || { echo "cannot read it" >&2; exit 1; }
 tr -cs 'A-Za-z' '\\n' < ${quote(name)} | tr 'A-Z' 'a-z' | awk 'length($0) >= ${Number(minimum)}' | sort | uniq -c`,
       { label: name },
-    ).then((text) => text?.split('\n').map((line) => line.trim().split(' ')) ?? null),
+    ).then((text) => (text === null ? null : [...text.matchAll(/^ *(\d+) ([a-z]+)$/gm)])),
   ),
 )
 
 phase('Reduce')
 const words = new Map()
 for (const table of tables.filter(Boolean)) {
-  for (const [count, word] of table) {
-    if (!word) continue
+  for (const [, count, word] of table) {
     const entry = words.get(word) ?? { word, count: 0, files: 0 }
     entry.count += Number(count)
     entry.files += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,20 +16,16 @@ if TYPE_CHECKING:
     from protocol.errors import WorkflowError
 
 __all__ = [
-    "REHEARSAL_NOTICE",
     "json_bytes",
     "outcome_of",
     "outcome_of_refusal",
+    "rehearsal_notice",
     "rehearsal_outcome",
     "rehearsal_summary",
     "summary",
     "walls_notice",
 ]
 
-REHEARSAL_NOTICE = (
-    "REHEARSAL: no agent does any work. Answers are made up in the shape of the schemas, so the result means nothing.\n"
-    "           For real work name an agent: --agent 'command:claude -p' or --agent python:module:function"
-)
 SHOWN_FAILURES = 20
 SHOWN_LABELS = 5
 REASON_LIMIT = 300
@@ -75,6 +72,15 @@ def outcome_of_refusal(error: WorkflowError) -> dict[str, Any]:
         "warnings": [],
         "output_tokens": 0,
     }
+
+
+def rehearsal_notice(names: Sequence[str], *, all_of_them: bool) -> str:
+    """What is said before a run in which the providers of these names rehearse."""
+    who = "no agent does any work" if all_of_them else f"no agent of {', '.join(names)} does any work"
+    return (
+        f"REHEARSAL: {who}. Answers are made up in the shape of the schemas, so the result means nothing.\n"
+        "           For real work name an agent: --agent 'command:claude -p' or --agent python:module:function"
+    )
 
 
 def rehearsal_outcome(rehearsal: RehearseProvider) -> list[dict[str, Any]]:

@@ -21,10 +21,10 @@ import msgspec
 from orchestrator.agents import AgentProvider
 from orchestrator.cli.inputs import UsageProblem, read_script, shown_name
 from orchestrator.cli.report import (
-    REHEARSAL_NOTICE,
     json_bytes,
     outcome_of,
     outcome_of_refusal,
+    rehearsal_notice,
     rehearsal_outcome,
     rehearsal_summary,
     summary,
@@ -106,9 +106,9 @@ async def _run(options: RunOptions, events: _EventFile) -> _Ending:
 
 
 async def _attempt(options: RunOptions, events: _EventFile, view: View, interrupts: _Interrupts) -> _Ending:
-    rehearsals = [provider for provider in options.providers.values() if isinstance(provider, RehearseProvider)]
+    rehearsals = {name: made for name, made in options.providers.items() if isinstance(made, RehearseProvider)}
     if rehearsals:
-        view.say(REHEARSAL_NOTICE)
+        view.say(rehearsal_notice(tuple(rehearsals), all_of_them=len(rehearsals) == len(options.providers)))
     began = time.monotonic()
     async with WorkflowEngine(options.config) as engine:
         for name, provider in options.providers.items():
@@ -127,9 +127,10 @@ async def _attempt(options: RunOptions, events: _EventFile, view: View, interrup
     view.close()
     view.say(summary(result, time.monotonic() - began))
     outcome = outcome_of(run_id, result)
-    for rehearsal in rehearsals:
+    for rehearsal in rehearsals.values():
         view.say(rehearsal_summary(rehearsal))
-        outcome["rehearsal"] = rehearsal_outcome(rehearsal)
+    if rehearsals:
+        outcome["rehearsal"] = [phase for made in rehearsals.values() for phase in rehearsal_outcome(made)]
     if options.as_json:
         output = json_bytes(outcome, compact=events.to_stdout)
     else:
