@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 
 _DESCRIPTORS_KEPT = 128  # of the host's descriptor limit, for everything that is not a worker's socket
 
+_REFILL_AFTER = 0.004
+"""Seconds until a lease that left another spare is made good: a fork at once would compete with the run that starts."""
+
 
 class WorkerPool:
     """Leases workers. Bound to the event loop it is first used in.
@@ -98,7 +101,8 @@ class WorkerPool:
         if self._watch is not None:
             self._watch.wake()
         if self._refill_handle is None:
-            self._refill_handle = asyncio.get_running_loop().call_soon(self._refill)
+            delay = _REFILL_AFTER if self._spares else 0.0
+            self._refill_handle = asyncio.get_running_loop().call_later(delay, self._refill)
         return worker
 
     def kill(self, worker: Worker) -> None:
