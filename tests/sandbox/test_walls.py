@@ -239,7 +239,7 @@ def test_the_slice_timer_ends_a_spin(server: Server) -> None:
 
 @pytest.mark.parametrize(("ignore", "ends"), [(False, signal.SIGXCPU), (True, signal.SIGKILL)])
 def test_the_cpu_limit_ends_a_process_that_disarmed_its_timer(
-    server: Server, ignore: bool, ends: signal.Signals
+    unprivileged: Server, ignore: bool, ends: signal.Signals
 ) -> None:
     with unprivileged.worker("spin", cpu=1, slice_seconds=0, ignore=ignore) as worker:
         assert worker.rest() == ["spinning"]
