@@ -305,6 +305,26 @@ def test_a_header_and_meta_together_are_refused(tmp_path: Path) -> None:
     assert "remove" in one_line(done)
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "export const meta = {name: 'a' + 'b', description: 'd'}\nreturn 1",
+            "must be a pure literal (line 1, column 28)",
+        ),
+        ("export const meta = {name: '', description: 'd'}\nreturn 1", "meta.name must be a non-empty string"),
+        ("const meta = {name: 'x', description: 'y'}\nreturn 1", "line 1: the header is written `export const meta"),
+        ("\nexport const meta = {name: 'x'\nreturn 1", "line 2: the `export const meta = {…}` header does not parse"),
+    ],
+)
+def test_a_header_that_is_wrong_is_one_line_and_exit_2(tmp_path: Path, script: str, said: str) -> None:
+    (tmp_path / "headed.js").write_text(script)
+    for command in (["run", "headed.js", "--agent", "command:cat"], ["check", "headed.js"]):
+        done = workflow(*command)
+        assert done.returncode == 2
+        assert said in one_line(done)
+
+
 def test_no_command_shows_the_help_and_an_unknown_one_is_refused() -> None:
     assert b"doctor" in workflow().stdout
     done = workflow("rnu")

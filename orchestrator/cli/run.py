@@ -34,7 +34,7 @@ from orchestrator.cli.view import View, make_view
 from orchestrator.cli.writer import LineWriter
 from orchestrator.config import EngineConfig
 from orchestrator.engine import WorkflowEngine, WorkflowStartRequest
-from orchestrator.header import split_header
+from orchestrator.header import hint_for_missing_meta, split_header
 from orchestrator.providers import RehearseProvider
 from orchestrator.results import WorkflowResult
 from orchestrator.signals import AbortController
@@ -71,13 +71,23 @@ def make_request(file: str, meta: Any, args: Any) -> WorkflowStartRequest:
         UsageProblem: the file cannot be used, or nothing says what the workflow is called.
     """
     script = read_script(file)
-    if meta is None and split_header(script).literal is None:
+    if meta is None and _lacks_header(script):
+        hint = hint_for_missing_meta(script)
+        if hint is not None:
+            raise UsageProblem(f"{shown_name(file)} has no meta. {hint}")
         raise UsageProblem(
             f"{shown_name(file)} does not say what it is: start it with "
             "export const meta = {name: '…', description: '…'}, "
             """or pass --meta '{"name": "…", "description": "…"}'"""
         )
     return WorkflowStartRequest(script=script, meta=meta, args=args)
+
+
+def _lacks_header(script: str) -> bool:
+    try:
+        return split_header(script).literal is None
+    except WorkflowError:  # it has one that is wrong: the engine says so, to `--json` as well
+        return False
 
 
 def refusal_text(file: str, error: WorkflowError) -> str:
