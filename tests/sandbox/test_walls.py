@@ -84,6 +84,33 @@ def test_a_kernel_that_refuses_the_filter_is_reported_and_the_rest_stands(server
         assert status(worker.pid)["NoNewPrivs"] == "1"
 
 
+# What container engines refuse by default.
+CONTAINER = dict.fromkeys(
+    [
+        "unshare",
+        "setns",
+        "mount",
+        "umount2",
+        "pivot_root",
+        "bpf",
+        "keyctl",
+        "add_key",
+        "perf_event_open",
+        "userfaultfd",
+        "io_uring_setup",
+        "reboot",
+    ],
+    errno.EPERM,
+) | {"clone3": errno.ENOSYS}
+
+
+def test_every_wall_stands_inside_a_container_with_a_filter_of_its_own(server: Server) -> None:
+    with server.worker("hold") as free, server.worker("services", outer=CONTAINER) as worker:
+        assert up(worker) == up(free)
+        assert len(worker.rest()) == 8
+        assert worker.status()["status"] == 7
+
+
 def test_a_kernel_without_close_range_closes_the_descriptors_all_the_same(server: Server) -> None:
     names = ["read an inherited file"]
     with server.worker("hold") as sibling, surroundings(server, sibling) as place:

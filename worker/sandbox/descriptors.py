@@ -31,6 +31,8 @@ def keep_only(descriptor: int) -> tuple[bool, str]:
         raise ValueError(
             f"the worker's socket is descriptor {descriptor}; it must not be a standard stream: use 3 or more"
         )
+    if sys.platform == "win32":
+        return False, "Windows gives a process only the handles it is started with; nothing was closed"
     try:
         _close_range(0, descriptor - 1)
         _close_range(descriptor + 1, _HIGHEST)
