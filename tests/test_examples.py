@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import AgentFailed, AgentRequest, AgentResult, EngineConfig, WorkflowResult, run_workflow
+from orchestrator import AgentFailed, AgentRequest, AgentResult, EngineConfig, ErrorCode, WorkflowResult, run_workflow
 from orchestrator.providers import CommandProvider, provider_from_spec
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -56,6 +56,17 @@ def test_every_example_can_be_rehearsed(name: str) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_example_says_how_to_run_it(name: str) -> None:
     assert f"workflow run examples/{name}" in (EXAMPLES / name).read_text("utf-8")
+
+
+def test_the_contract_names_every_code_and_shows_a_message_that_is_true() -> None:
+    contract = (EXAMPLES.parent / "docs" / "script-contract.md").read_text("utf-8")
+    assert [code for code in ErrorCode if f"`{code}`" not in contract] == []
+    script = "const wanted = args.files"
+    result = run_workflow(
+        script, meta={"name": "shown", "description": "an error"}, agent=provider_from_spec("rehearse")
+    )
+    assert result.error is not None
+    assert f"```\n{result.error}\n```" in contract
 
 
 # --- with a shell ---
