@@ -50,7 +50,7 @@ from protocol.messages import (
 
 __all__ = ["CallState", "Event", "Instruction", "Lifecycle", "Outcome", "RunLimits", "RunState"]
 
-DeadlineKind = Literal["run", "grace", "exit-report"]
+DeadlineKind = Literal["load", "run", "grace", "exit-report"]
 
 # ------------------------------------------------------------------------------------------------- events
 
@@ -279,6 +279,8 @@ class RunLimits(msgspec.Struct, frozen=True):
     sync_timeout: float = 5.0
     cpu_limit: int | None = None
     memory_limit: int | None = None
+    load_timeout: float = 30.0
+    """From the start to the compiled script; on a quiet machine it takes milliseconds."""
     exit_report_timeout: float = 2.0
 
 
@@ -306,7 +308,7 @@ class Lifecycle:
         self._busy = 0
         self._write_blocked = False
         self._doing: str | None = None  # set once the worker hung up and its exit report is awaited
-        self._report: ExitReport | None = None
+        self._exited: Exited | None = None  # what was reported before the hang-up
 
     @property
     def open_agents(self) -> int:
@@ -348,9 +350,12 @@ class Lifecycle:
                 return self._close_early(_protocol(reason), reason)
             case HungUp(doing=doing):
                 return self._begin_dying(doing)
-            case Exited(report=report):
-                self._report = report
+            case Exited():
+                self._exited = event
                 return []
+            case DeadlinePassed(kind="load"):
+                text = f"the workflow worker had not read the script after {self.limits.load_timeout:g} s"
+                return self._close_early(Outcome("error", error=text, code=ErrorCode.WORKER_DIED), "worker stuck")
             case WriteBlocked(blocked=blocked):
                 self._write_blocked = blocked  # large args: the load itself fills the socket
                 return []
@@ -422,8 +427,8 @@ class Lifecycle:
                 return self._close(Outcome("error", error=message, code=ErrorCode.WORKER_DIED), "workflow worker gone")
             case HungUp(doing=doing):
                 return self._begin_dying(doing)
-            case Exited(report=report):
-                self._report = report  # its last messages may still be on their way: the hang-up decides
+            case Exited():
+                self._exited = event  # its last messages may still be on their way: the hang-up decides
                 return []
             case DeadlinePassed(kind="run"):
                 text = f"the run took longer than its limit of {self.limits.run_timeout:g} s (run_timeout)"
@@ -482,8 +487,8 @@ class Lifecycle:
     def _begin_dying(self, doing: str) -> list[Instruction]:
         """The worker hung up without a result. How it died is known once the zygote reports it."""
         self._doing = doing
-        if self._report is not None:
-            outcome = self._death(self._report)
+        if self._exited is not None:
+            outcome = self._death(self._exited.report)
             return self._close_early(outcome, doing) if self.state is RunState.LOADING else self._close(outcome, doing)
         admitted: list[Instruction] = []
         if self.state is RunState.LOADING and self.info is not None:
@@ -521,12 +526,15 @@ class Lifecycle:
     def _closing(self, event: Event) -> list[Instruction]:
         match event:
             case ChildStarted(seq=seq):
-                self._calls[seq].state = CallState.ENDED
+                if seq in self._calls:  # not when the grace is over and only the exit report is still awaited
+                    self._calls[seq].state = CallState.ENDED
                 return [DisposeAgent(seq)]
             case StartRefused(seq=seq) | ChildAtRest(seq=seq):
                 self._calls.pop(seq, None)
             case Exited(report=report) if self.outcome is None:
                 self.outcome = self._death(report)
+            case WorkerFailed(message=message) if self.outcome is None:
+                self.outcome = Outcome("error", error=message, code=ErrorCode.WORKER_DIED)
             case DeadlinePassed(kind="exit-report") if self.outcome is None:
                 self.outcome = self._death(None)
             case DeadlinePassed(kind="grace") if self._calls:

@@ -119,6 +119,7 @@ class RunDriver:
         """Loads the script. Raises `WorkflowError` when there will be no run; then nothing is left behind."""
         self._connection.send(wire.encode(load))
         self._connection.resume()
+        self._perform(lc.ArmDeadline("load", self.machine.limits.load_timeout))
         if self._worker.exited:
             self._worker_exited(self._worker.report)
         try:
