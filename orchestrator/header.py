@@ -93,7 +93,7 @@ def split_header(script: str) -> SplitScript:
             f"keep one {describe_place(source, headers[1].start_byte)}",
         )
     literal = _pure_literal(source, headers[0])
-    return SplitScript(body=_blanked(text, source, headers[0]), literal=_text_of(source, literal))
+    return SplitScript(body=_blanked(source, headers[0], literal), literal=_text_of(source, literal))
 
 
 def _find(source: bytes) -> list[Node]:
@@ -223,14 +223,16 @@ def _text_of(source: bytes, node: Node) -> str:
     return source[node.start_byte : node.end_byte].decode()
 
 
-def _blanked(text: str, source: bytes, statement: Node) -> str:
-    start = len(source[: statement.start_byte].decode())
-    end = start + len(_text_of(source, statement))
-    blank = _NOT_LINE_BREAK.sub(" ", text[start:end])
+def _blanked(source: bytes, statement: Node, literal: Node) -> str:
+    declaration = statement.child_by_field_name("declaration")
+    last = declaration.children[-1] if declaration is not None else literal
+    # Without a semicolon the statement reaches over the comments behind it: they stay.
+    end = last.end_byte if last.type == ";" else literal.end_byte
+    blank = _NOT_LINE_BREAK.sub(" ", source[statement.start_byte : end].decode())
     before = statement.prev_sibling
     while before is not None and before.is_extra:
         before = before.prev_sibling
     if before is not None:
         # Two statements that the header kept apart must not become one: `f` above and `(x)` below would be a call.
         blank = f";{blank[1:]}"
-    return text[:start] + blank + text[end:]
+    return source[: statement.start_byte].decode() + blank + source[end:].decode()

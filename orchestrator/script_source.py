@@ -31,7 +31,8 @@ def plain_text(script: str) -> str:
 def parse(source: bytes) -> Node:
     """The root of the syntax tree. Errors do not raise: they are nodes of it."""
     # A parser per call: it keeps state, and engines run on any thread.
-    return Parser(_LANGUAGE).parse(source).root_node
+    # NUL, legal in comments and strings, would end them for it.
+    return Parser(_LANGUAGE).parse(source.replace(b"\0", b" ")).root_node
 
 
 def place_of(source: bytes, offset: int) -> tuple[int, int]:
