@@ -44,7 +44,8 @@ class SharedEngine:
                 result = await run.result
         finally:
             remove()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(left, timeout=5)  # of the pool, on their way out; anything of a run would stay
         assert not [task for task in left if not task.done()], f"tasks left behind: {left}"
         return Ran(result, events)
 
