@@ -187,7 +187,7 @@ def _check_against_meta_schema(schema: Schema) -> None:
 def _meta_violation(error: jsonschema_rs.ValidationError) -> str:
     path = list(error.instance_path)
     where = json_path("schema", path)
-    if "type" in path[-2:]:
+    if path[-1:] == ["type"] and "'anyOf'" in error.message:  # not a property that is called type
         return f"{where}: must be a JSON Schema type or a list of them ({_TYPE_NAMES})"
     hint = ""
     match path[-1:]:
