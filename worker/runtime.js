@@ -5,7 +5,7 @@
 (send, armTimer, disarmTimer) => {
   'use strict';
 
-  const { apply, ownKeys, getPrototypeOf, setPrototypeOf, defineProperty, deleteProperty, getOwnPropertyDescriptor } = Reflect;
+  const { apply, ownKeys, getPrototypeOf, defineProperty, deleteProperty, getOwnPropertyDescriptor } = Reflect;
   const { isArray } = Array;
   const { keys, freeze, create, getOwnPropertySymbols } = Object;
   const { stringify, parse } = JSON;
@@ -63,9 +63,12 @@
   // A property descriptor that inherits nothing: the script can put `get` or `writable` on Object.prototype.
   const data = (value, enumerable) => ({ __proto__: null, value, writable: true, enumerable, configurable: true });
 
+  const ENGINE_PLACES = ['fileName', 'lineNumber', 'columnNumber']; // the engine's own properties: they name this file
+
   // `site`, an error made where the author's call was, lends its place to a refusal that arrives later.
   function fatal(code, message, site) {
     const error = site === undefined ? new RealError(message) : site;
+    for (let i = 0; i < ENGINE_PLACES.length; i++) deleteProperty(error, ENGINE_PLACES[i]);
     defineProperty(error, 'message', data(message, false));
     defineProperty(error, 'name', data('WorkflowError', false));
     defineProperty(error, 'code', { __proto__: null, value: code, enumerable: true });

@@ -28,8 +28,20 @@ def test_a_fatal_error_is_a_real_error_of_the_scripts_realm(name: str, value: Ca
     call, code = SOURCES[name]
     text = f"""try {{ await {call} }} catch (e) {{
       return [e instanceof Error, Object.prototype.toString.call(e), e.name, e.code, typeof e.message, String(e) ===
-        'WorkflowError: ' + e.message, e.constructor === Error, Object.keys(e), typeof e.stack] }}"""
-    expected = [True, "[object Error]", "WorkflowError", code, "string", True, True, ["code"], "string"]
+        'WorkflowError: ' + e.message, e.constructor === Error, Object.keys(e), typeof e.stack,
+      Object.getOwnPropertyNames(e).sort()] }}"""
+    expected = [
+        True,
+        "[object Error]",
+        "WorkflowError",
+        code,
+        "string",
+        True,
+        True,
+        ["code"],
+        "string",
+        ["code", "message", "name"],
+    ]
     assert value(text) == expected
 
 
