@@ -20,9 +20,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -169,6 +171,7 @@ class ChildProcess:
             self._loop.remove_reader(self._leader_fd)
             os.close(self._leader_fd)
             self._leader_fd = None
+        _wait_for_deaths(self._strays.values())
         for fd in self._strays.values():
             os.close(fd)
         self._strays.clear()
@@ -281,6 +284,19 @@ class ChildProcess:
         for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
             if pipe is not None and not pipe.closed and pipe.fileno() == fd:
                 pipe.close()
+
+
+def _wait_for_deaths(pidfds: Iterable[int]) -> None:
+    """Waits without the loop for processes that were killed; at once where that was awaited before."""
+    waiting = select.poll()
+    left = set(pidfds)
+    for fd in left:
+        waiting.register(fd, select.POLLIN)
+    deadline = time.monotonic() + DEATH_GRACE
+    while left and (rest := deadline - time.monotonic()) > 0:
+        for fd, _ in waiting.poll(rest * 1000):
+            waiting.unregister(fd)
+            left.discard(fd)
 
 
 def _descendants(pid: int) -> list[int]:
