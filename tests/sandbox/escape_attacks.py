@@ -368,17 +368,17 @@ def _(place: Surroundings) -> object:
 
 @_program("read a sibling's memory by address")
 def _(place: Surroundings) -> object:
-    mine = ctypes.addressof(_libc_anchor)  # siblings share one address layout
+    mine = ctypes.addressof(_landmark)  # siblings share one address layout
     return _copy("process_vm_readv", place, place.sibling, mine, bytes(8))
 
 
 @_program("write a sibling's memory by address")
 def _(place: Surroundings) -> object:
-    mine = ctypes.addressof(_libc_anchor)
+    mine = ctypes.addressof(_landmark)
     return _copy("process_vm_writev", place, place.sibling, mine, b"12345678")
 
 
-_libc_anchor = ctypes.create_string_buffer(8)
+_landmark = ctypes.create_string_buffer(8)
 
 # --------------------------------------------------------------------------------------------------- limits, rights
 _LIMIT = struct.pack("=QQ", 4096, 4096)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.sandbox import syscall_numbers
 from tests.sandbox.escape_attacks import ATTACKS, Surroundings, call, invoke
 
 __all__ = ["JOBS"]
@@ -210,4 +209,3 @@ def hoard(own: socket.socket, _evaluate: Callable[[str], object], way: str) -> I
 JOBS: dict[str, Callable[..., Iterator[Any]]] = {
     job.__name__: job for job in (attacks, sweep, evaluate, hold, services, abort, spin, hoard)
 }
-SYSCALLS = syscall_numbers.NATIVE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from tests.sandbox.escape_attacks import ATTACKS
 from tests.sandbox.escape_harness import EVERY_WALL, NOBODY, Server, Worker
 from tests.sandbox.test_escape import surroundings
 from worker import sandbox
-from worker.sandbox import limits
+from worker.sandbox import landlock, limits, seccomp
+from worker.sandbox import walls as walls_module
 
 MEGABYTE = 1 << 20
 LIFECYCLE = ["descriptors", "rlimits", "parent-death"]
@@ -119,6 +121,14 @@ def test_a_kernel_without_close_range_closes_the_descriptors_all_the_same(server
         with server.worker("attacks", walls=walls, outer=outer, names=names, place=list(place)) as worker:
             assert "descriptors" in up(worker)
             assert worker.rest()[-1] == {"errno": errno.EBADF, "name": names[0]}
+
+
+def test_a_machine_without_a_table_of_calls_is_reported_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    plan = walls_module.Plan()
+    for is_up, detail in (seccomp.install(plan.filter), landlock.restrict(plan.ruleset)):
+        assert not is_up
+        assert "x86_64 or aarch64" in detail
 
 
 def test_an_environment_that_is_not_empty_is_reported() -> None:

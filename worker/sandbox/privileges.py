@@ -53,11 +53,13 @@ def forbid_inspection() -> tuple[bool, str]:
 
 def drop() -> tuple[bool, str]:
     """Give up every capability (root's powers) and the chance to gain any by exec."""
-    architecture = numbers.native()
-    if sys.platform != "linux" or architecture is None:
+    if sys.platform != "linux":
         return False, _NOT_LINUX
+    architecture = numbers.native()
     try:
         prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        if architecture is None:
+            return False, "none can be gained, but root's are kept: no system call table for this platform"
         syscall(architecture.own[numbers.CAPSET], ctypes.addressof(_header), ctypes.addressof(_no_capabilities))
     except OSError as error:
         return False, f"the kernel refused it ({error.strerror})"
