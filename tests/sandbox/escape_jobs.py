@@ -202,7 +202,7 @@ def hoard(own: socket.socket, _evaluate: Callable[[str], object], way: str) -> I
         _HOARDS[way]()
     except (OSError, MemoryError):
         own.sendall(b'"refused"\n')  # made before the memory ran out
-    own.recv(1)
+        own.recv(1)  # in here, because leaving the handler frees what the exception's frames hold
     yield from ()
 
 
