@@ -18,7 +18,13 @@ from protocol.messages import ExitReport
 # multiprocess brings logging, threading and random, each of which repairs itself in Python after a fork: half a
 # millisecond and 170 copied pages per worker, for a process that has one thread and uses none of the three.
 _register_at_fork = os.register_at_fork
-os.register_at_fork = lambda **_handlers: None
+
+
+def _register_nothing(**_handlers: object) -> None:
+    """Stands in for ``os.register_at_fork`` while multiprocess is imported."""
+
+
+os.register_at_fork = _register_nothing
 try:
     import multiprocess
     from multiprocess import popen_fork, popen_spawn_posix, resource_tracker, spawn
