@@ -138,6 +138,32 @@ def doctor(*, as_json: Annotated[AsJson, Parameter(help="Print it as JSON.")] = 
     return doctor_command(as_json=as_json)
 
 
+@app.command
+def acp(
+    *,
+    agent: Annotated[str, Parameter(name="--agent", help="Who does the work, as in run.")] = "rehearse",
+    sessions: Annotated[
+        str | None, Parameter(name="--sessions", help="A SQLite file that keeps sessions; in memory without one.")
+    ] = None,
+) -> int:
+    """Serve an editor on stdin and stdout: an Agent Client Protocol agent whose prompt is a workflow to run."""
+    import asyncio
+
+    try:
+        from orchestrator.acp import serve_acp
+    except ModuleNotFoundError as error:
+        raise UsageProblem(str(error)) from None
+    from orchestrator.providers import ProviderSpecError
+
+    try:
+        asyncio.run(serve_acp(agent_spec=agent, session_file=sessions))
+    except ProviderSpecError as error:
+        raise UsageProblem(str(error)) from None
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
 def dispatch(argv: list[str]) -> int:
     """Runs one command line. Returns the exit code; never raises for something the user can mend."""
     try:
