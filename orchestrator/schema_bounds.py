@@ -118,6 +118,10 @@ def _object(schema: Schema) -> Iterator[str]:
     patterns: list[str] = list(schema.get("patternProperties", ()))
     required = list(dict.fromkeys(cast("list[str]", schema.get("required", []))))
     closed = schema.get("additionalProperties") is False
+    if closed and patterns:
+        # All names at once first: one by one, many names against many patterns would take a second.
+        names = {"properties": dict.fromkeys(properties, True), "patternProperties": dict.fromkeys(patterns, True)}
+        closed = not _validator({**names, "additionalProperties": False}).is_valid(dict.fromkeys(required))
     for name in required:
         if properties.get(name) is False:
             yield f'required {_shown(name)} is excluded by its own schema, "false"'
@@ -126,7 +130,7 @@ def _object(schema: Schema) -> Iterator[str]:
             yield f"required {_shown(name)} is excluded by additionalProperties false (properties: {listed})"
     if "maxProperties" in schema and len(required) > schema["maxProperties"]:
         yield f"required names {len(required)} properties, maxProperties is {schema['maxProperties']}"
-    if closed and not patterns and "minProperties" in schema:
+    if schema.get("additionalProperties") is False and not patterns and "minProperties" in schema:
         possible = sum(1 for sub in properties.values() if sub is not False)
         if schema["minProperties"] > possible:
             yield (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -31,7 +32,7 @@ Schema = dict[str, Any]
 
 MAX_DEPTH = 100
 """Levels of JSON nesting: the validator refuses values beyond 255, its meta-schema check needs some of them."""
-MAX_PATTERNS = 200
+MAX_PATTERNS = 100
 MAX_SUBSCHEMAS = 20_000
 """Subschemas one value can meet, references expanded: ten lines of nested references otherwise mean 2**10 checks."""
 MAX_VIOLATIONS = 10
@@ -195,7 +196,8 @@ class _Walk:
         return self._graph
 
     def _add(self, path: tuple[str | int, ...], reasons: Iterable[str]) -> None:
-        self._violations.extend(f"{json_path('schema', path)}: {reason}" for reason in reasons)
+        shown = islice(reasons, MAX_VIOLATIONS)
+        self._violations.extend(f"{json_path('schema', path)}: {reason}" for reason in shown)
 
     def _visit(self, schema: Schema, path: tuple[str | int, ...], plain: bool) -> None:
         self._add_keyword_violations(schema, path)

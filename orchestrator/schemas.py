@@ -32,7 +32,8 @@ from protocol.errors import ErrorCode, WorkflowError
 
 __all__ = ["AgentSchema", "compile_schema", "sample_instance"]
 
-MAX_SCHEMA_BYTES = 256 * 1024
+MAX_SCHEMA_BYTES = 64 * 1024
+"""A script can send another schema with every call, and each is compiled in the host: 0.1 s for the worst of them."""
 
 _SHOWN_ERRORS = 10
 _COUNTED_ERRORS = 1000

@@ -192,8 +192,8 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (doubling(30, lambda sub: sub), "schema.$defs.d17: its references expand to more than 20000 subschemas"),
     (doubling(30, lambda sub: obj(properties={"c": sub})), "schema.$defs.d"),
-    (obj(properties={f"p{i}": {"pattern": f"^{i}$"} for i in range(201)}), "schema: has more than 200 patterns"),
-    (prop({"description": "x" * MAX_SCHEMA_BYTES}), "schema: is 262"),
+    (obj(properties={f"p{i}": {"pattern": f"^{i}$"} for i in range(101)}), "schema: has more than 100 patterns"),
+    (prop({"description": "x" * MAX_SCHEMA_BYTES}), "schema: is 65"),
 ]
 
 
@@ -212,9 +212,9 @@ def test_several_violations_are_listed_together() -> None:
     )
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"nan", b"\xff", b'{"a": 1e999}', b"[" * 100_000, b'{"type": "\\ud800"}'])
+@pytest.mark.parametrize("raw", [b"", b"{", b"nan", b"\xff", b'{"a": 1e999}', b'{"a": "\\ud800"}', b"[" * 60_000])
 def test_what_is_not_json_is_refused_too(raw: bytes) -> None:
-    assert refused(raw).startswith("schema: is not JSON") or "type" in refused(raw)
+    assert refused(raw) == "schema: is not JSON, or nested too deeply"
 
 
 def test_deep_schemas_are_refused_and_fairly_deep_ones_work() -> None:
