@@ -138,7 +138,7 @@ class Child:
             raw = encode_json(value, "answer")
         except JSONValueError as error:
             return lc.ChildBroke(seq, f"its answer is not JSON: {error}")
-        size = len(bytes(raw))
+        size = memoryview(raw).nbytes
         if size > self._max_answer:
             return lc.ChildBroke(seq, f"its answer of {size} bytes is over the limit of {self._max_answer} (max_frame)")
         if self._schema is not None and (errors := self._schema.errors(msgspec.json.decode(raw))):

@@ -24,6 +24,7 @@ class ConnectionOwner(Protocol):
     """What a connection tells its run."""
 
     def frame_received(self, frame: bytes) -> None: ...
+    def batch_received(self) -> None: ...
     def frames_broken(self, reason: str) -> None: ...
     def hung_up(self) -> None: ...
     def write_blocked(self, blocked: bool) -> None: ...
@@ -39,6 +40,8 @@ class WorkerConnection:
         self._frames = FrameDecoder(max_frame)
         self._loop = asyncio.get_running_loop()
         self._unsent = bytearray()
+        self._writing = False
+        self._cork: asyncio.Handle | None = None
         self._blocked = False
         self._reading = False
         self._closed = False
@@ -68,12 +71,18 @@ class WorkerConnection:
             self._pump_handle.cancel()
             self._pump_handle = None
 
-    def send(self, payload: bytes) -> None:
-        """Frames and writes ``payload``; what the kernel does not take at once waits here."""
+    def send(self, payload: bytes, *, more: bool = False) -> None:
+        """Frames and writes ``payload``; what the kernel does not take at once waits here.
+
+        With ``more`` likely to follow in this loop iteration, this one is written at once and they go out together at
+        the next: a write wakes the worker, and costs as much as everything else done for a message.
+        """
         if self._closed:
             return
-        data = pack_length(len(payload)) + payload
-        if not self._unsent:
+        if self._cork is None and not self._unsent:
+            if more:
+                self._cork = self._loop.call_soon(self._uncork)
+            data = pack_length(len(payload)) + payload
             try:
                 sent = self._socket.send(data)
             except (BlockingIOError, InterruptedError):
@@ -83,9 +92,11 @@ class WorkerConnection:
             if sent == len(data):
                 return
             self._unsent += memoryview(data)[sent:]
-            self._loop.add_writer(self._socket.fileno(), self._writable)
+            if not more:
+                self._watch_writable()
         else:
-            self._unsent += data
+            self._unsent += pack_length(len(payload))
+            self._unsent += payload
         self._tell_blocked(len(self._unsent) > _BLOCKED_AT)
 
     def close(self) -> None:
@@ -95,21 +106,36 @@ class WorkerConnection:
         self.pause()
         self._closed = True
         self._unsent.clear()
-        self._loop.remove_writer(self._socket.fileno())
+        if self._cork is not None:
+            self._cork.cancel()
+        if self._writing:
+            self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
+
+    def _uncork(self) -> None:
+        self._cork = None
+        if self._unsent and not self._writing:
+            self._writable()
 
     def _writable(self) -> None:
         try:
             sent = self._socket.send(self._unsent)
         except (BlockingIOError, InterruptedError):
-            return
+            sent = 0
         except OSError:
             self._unsent.clear()
             sent = 0
         del self._unsent[:sent]
-        if not self._unsent:
-            self._loop.remove_writer(self._socket.fileno())
+        self._watch_writable()
         self._tell_blocked(len(self._unsent) > _BLOCKED_AT)
+
+    def _watch_writable(self) -> None:
+        if self._writing != bool(self._unsent):
+            self._writing = not self._writing
+            if self._writing:
+                self._loop.add_writer(self._socket.fileno(), self._writable)
+            else:
+                self._loop.remove_writer(self._socket.fileno())
 
     def _tell_blocked(self, blocked: bool) -> None:
         if blocked != self._blocked:
@@ -133,9 +159,8 @@ class WorkerConnection:
 
     def _pump(self) -> None:
         self._pump_handle = None
-        for _ in range(_BATCH):
-            if self._closed or self._held:
-                return
+        handled = 0
+        while handled < _BATCH and not self._closed and not self._held:
             try:
                 frame = self._frames.next_frame()
             except FrameError as error:
@@ -143,16 +168,21 @@ class WorkerConnection:
                 self._owner.frames_broken(str(error))
                 return
             if frame is None:
-                if self._ended:
-                    self._owner.hung_up()
-                elif not self._reading:
-                    self._reading = True
-                    self._loop.add_reader(self._socket.fileno(), self._readable)
-                return
+                break
+            handled += 1
             self._owner.frame_received(frame)
-        if not self._closed and not self._held:
-            # More is buffered: let the loop serve others first, and read nothing new until this is handled.
+        if handled:
+            self._owner.batch_received()
+        if self._closed or self._held:
+            return
+        if handled == _BATCH:
+            # More may be buffered: let the loop serve others first, and read nothing new until this is handled.
             if self._reading:
                 self._reading = False
                 self._loop.remove_reader(self._socket.fileno())
             self._pump_handle = self._loop.call_soon(self._pump)
+        elif self._ended:
+            self._owner.hung_up()
+        elif not self._reading:
+            self._reading = True
+            self._loop.add_reader(self._socket.fileno(), self._readable)

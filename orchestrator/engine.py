@@ -213,7 +213,7 @@ class WorkflowEngine:
         except JSONValueError as error:
             text = f"workflow args must be plain JSON data — {error}"
             raise WorkflowError(ErrorCode.INVALID_ARGUMENT, text) from None
-        size = len(bytes(raw))
+        size = memoryview(raw).nbytes
         if size > self.config.max_frame:
             text = f"workflow args of {size} bytes are over the limit of {self.config.max_frame} (max_frame)"
             raise WorkflowError(ErrorCode.INVALID_ARGUMENT, text)

@@ -194,7 +194,7 @@ class RunDriver:
             case lc.Emit(event=event):
                 self._emit(event)
             case lc.Send(message=message):
-                self._connection.send(wire.encode(message))
+                self._connection.send(wire.encode(message), more=len(self._children) > 1)
             case lc.StartAgent(seq=seq):
                 self._start_child(seq)
             case lc.DisposeAgent(seq=seq):
@@ -277,7 +277,6 @@ class RunDriver:
             case _:
                 assert_never(message)
         self._last = message
-        self._hold_back_if_congested()
 
     def frames_broken(self, reason: str) -> None:
         self.feed(lc.BadMessage(reason))
@@ -318,7 +317,7 @@ class RunDriver:
         except (msgspec.MsgspecError, RecursionError, ValueError):
             return lc.BadMessage("a meta that cannot be read")
 
-    def _hold_back_if_congested(self) -> None:
+    def batch_received(self) -> None:
         """Reads no further while a listener is far behind; a listener that is stuck is not waited for."""
         if self._drain_task is not None or self.machine.state is not lc.RunState.RUNNING:
             return
