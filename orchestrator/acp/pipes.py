@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import selectors
 import sys
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -82,14 +83,22 @@ async def protocol_pipes() -> AsyncGenerator[PipeTransport]:
         except OSError:  # stderr is closed
             os.dup2(nothing, 1)
         os.close(nothing)
-        try:
-            transport = await _connect(taken_in, taken_out)
-        except ValueError:
-            raise OSError("the Agent Client Protocol needs pipes as stdin and stdout, not files") from None
+        for taken in (taken_in, taken_out):
+            _require_waitable(taken)
+        transport = await _connect(taken_in, taken_out)
         try:
             yield transport
         finally:
             await transport.close()
+
+
+def _require_waitable(descriptor: int) -> None:
+    """Refuses what an event loop cannot wait for: plain files, and /dev/null."""
+    with selectors.DefaultSelector() as selector:
+        try:
+            selector.register(descriptor, selectors.EVENT_READ)
+        except OSError:
+            raise OSError("the Agent Client Protocol needs pipes as stdin and stdout, not files") from None
 
 
 def _take(descriptor: int) -> int:

@@ -373,10 +373,11 @@ def test_a_method_the_agent_does_not_have_is_refused_and_not_answered_with_null(
     run_async(main())
 
 
-def test_plain_files_as_stdin_and_stdout_are_refused_with_the_reason(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a plain file", os.devnull])
+def test_what_is_no_pipe_as_stdin_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     async def main() -> None:
-        (tmp_path / "in").write_text("")
-        with (tmp_path / "in").open() as source:
+        path = tmp_path / name
+        with path.open() if path == Path(os.devnull) else path.open("w+") as source:
             process = await asyncio.create_subprocess_exec(
                 *command(), stdin=source, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
                 env=environment(), cwd=tmp_path,

@@ -186,6 +186,27 @@ def test_reports_between_two_sends_are_coalesced_and_the_last_one_comes_before_t
     bridged(test, coalesce_seconds=60)
 
 
+def test_a_settled_call_and_a_closed_session_leave_no_timer_armed() -> None:
+    def armed() -> int:
+        scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+        return sum(not handle.cancelled() for handle in scheduled)
+
+    async def test(calls: Calls, _client: Client, bridge: AcpBridge) -> None:
+        before = armed()
+        for call in ("settled", "closed"):
+            calls.start(call)
+            calls.report("first", call)
+            await bridge.flush("s")
+            calls.report("second", call)
+        assert armed() == before + 2
+        calls.settle(call="settled")
+        assert armed() == before + 1
+        await bridge.close_session("s")
+        assert armed() == before
+
+    bridged(test, coalesce_seconds=60)
+
+
 def test_a_coalesced_report_is_sent_without_another_one_when_its_time_comes() -> None:
     async def test(calls: Calls, client: Client, bridge: AcpBridge) -> None:
         calls.start()

@@ -385,6 +385,7 @@ def test_a_host_with_a_registry_of_its_own_calls_execute_with_its_own_object() -
     output = run_async(WorkflowTool(settle_at_once(value=[1])).execute(ARGUMENTS, host))
     assert output.value == {"runId": "run-1", "agentsStarted": 0, "result": [1]}
     assert len(host.views) == 1
+    assert host.signal.listener_count == 0
 
 
 def test_the_tool_is_mounted_in_a_few_lines() -> None:
