@@ -5,7 +5,7 @@
 (send, armTimer, disarmTimer) => {
   'use strict';
 
-  const { apply, ownKeys, getPrototypeOf, defineProperty, deleteProperty, getOwnPropertyDescriptor } = Reflect;
+  const { apply, ownKeys, getPrototypeOf, setPrototypeOf, defineProperty, deleteProperty, getOwnPropertyDescriptor } = Reflect;
   const { isArray } = Array;
   const { keys, freeze, create, getOwnPropertySymbols } = Object;
   const { stringify, parse } = JSON;
@@ -20,6 +20,7 @@
   const isWellFormed = uncurry(String.prototype.isWellFormed);
   const indexOf = uncurry(String.prototype.indexOf);
   const slice = uncurry(String.prototype.slice);
+  const repeat = uncurry(String.prototype.repeat);
   const splitText = String.prototype.split;
   const matchRegExp = uncurry(RegExp.prototype.exec);
   const mapGet = uncurry(Map.prototype.get);
@@ -205,10 +206,47 @@
   const IDENTIFIER = /^[A-Za-z_$][\w$]*$/;
   const childPath = (path, key) => (matchRegExp(IDENTIFIER, key) !== null ? `${path}.${key}` : `${path}[${quote(key)}]`);
 
-  // JSON text of a value. Built as text because JSON.stringify would read toJSON and getters a second time.
+  // An array whose elements exist, so that setting one asks no setter the script may have put on a prototype.
+  function emptyArray(length) {
+    switch (length) {
+      case 0: return [];
+      case 1: return [0];
+      case 2: return [0, 0];
+      case 3: return [0, 0, 0];
+      case 4: return [0, 0, 0, 0];
+      default: return parse(`[${repeat('0,', length - 1)}0]`);
+    }
+  }
+
+  // JSON text of a copy made below. Two things of the script's would still get in: a toJSON on the prototypes of arrays,
+  // and lone surrogates, which JSON.stringify writes as escapes.
+  function textOfCopy(copy) {
+    const inherits = hasOwn(plainArray, 'toJSON') || hasOwn(plainObject, 'toJSON') || getPrototypeOf(plainArray) !== plainObject;
+    if (!inherits) {
+      const text = stringify(copy);
+      if (indexOf(text, '\\ud') < 0) return text;
+    }
+    return stringify(mend(copy));
+  }
+
+  function mend(copy) {
+    if (typeof copy === 'string') return toWellFormed(copy);
+    if (typeof copy !== 'object' || copy === null) return copy;
+    if (isArray(copy)) {
+      for (let i = 0; i < copy.length; i++) copy[i] = mend(copy[i]);
+      setPrototypeOf(copy, null);
+      return copy;
+    }
+    const mended = create(null);
+    const names = keys(copy);
+    for (let i = 0; i < names.length; i++) mended[toWellFormed(names[i])] = mend(copy[names[i]]);
+    return mended;
+  }
+
+  // JSON text of a value. JSON.stringify alone would skip what is not JSON, call toJSON and read getters on its own, so
+  // it gets a copy: everything is read once and judged here, and the copy holds nothing that is the script's.
   function encode(root, rootPath) {
     const ancestors = create(null);
-    const quotedKeys = create(null);
     let depth = 0;
     let size = 0;
     const maxDepth = limits.max_depth;
@@ -221,10 +259,10 @@
       for (let i = 0; i < depth; i++) path = typeof trail[i] === 'number' ? `${path}[${trail[i]}]` : childPath(path, trail[i]);
       return path;
     };
-    const grow = (text) => {
-      size += text.length;
-      if (size > maxSize) refuseAs(`${rootPath} is over the limit of ${maxSize} bytes for one message`);
-      return text;
+    const tooLarge = () => refuseAs(`${rootPath} is over the limit of ${maxSize} bytes for one message`);
+    const grow = (length) => { // never more than the text will have: ends a copy that grows without end
+      size += length;
+      if (size > maxSize) tooLarge();
     };
 
     // What JSON has no word for is named once per property name, with a count: a hundred rows are one warning.
@@ -258,19 +296,21 @@
       depth++;
     }
 
+    // The copy of a value; `undefined` where there is nothing to copy.
     function one(value) {
       switch (typeof value) {
-        case 'string': return grow(quote(value));
+        case 'string': grow(value.length + 2); return value;
         case 'number':
           if (value - value !== 0) refuse(here(), 'non-finite numbers are not JSON data');
-          return grow(value === 0 ? '0' : '' + value);
-        case 'boolean': return value ? 'true' : 'false';
+          grow(1);
+          return value;
+        case 'boolean': grow(4); return value;
         case 'undefined': return undefined;
         case 'bigint': return refuse(here(), 'bigints are not JSON data');
         case 'symbol': return refuse(here(), 'symbols are not plain JSON data');
         case 'function': return refuse(here(), 'functions are not plain JSON data');
       }
-      if (value === null) return 'null';
+      if (value === null) { grow(4); return null; }
       let array, prototype;
       try {
         array = isArray(value);
@@ -292,9 +332,9 @@
       }
       if (symbols !== 0) refuse(here(), 'symbol-keyed properties are not plain JSON data');
       enter(value);
-      const text = array ? elements(value, names, length) : members(value, names);
+      const copy = array ? elements(value, names, length) : members(value, names);
       depth--;
-      return text;
+      return copy;
     }
 
     function elements(value, names, length) {
@@ -307,24 +347,20 @@
         trail[at] = names[length] === undefined ? names[names.length - 1] : names[length]; // index keys come first
         refuse(here(), 'arrays with non-index properties are not JSON data');
       }
-      let text = '[';
+      const copy = emptyArray(length);
       for (let i = 0; i < length; i++) {
         trail[at] = i;
-        let item = one(read(value, i));
-        if (item === undefined) {
-          drop('[]', 'undefined became null');
-          item = 'null';
-        }
-        text += i === 0 ? item : ',' + item;
+        const item = one(read(value, i));
+        if (item === undefined) drop('[]', 'undefined became null');
+        copy[i] = item === undefined ? null : item;
       }
-      grow('[]');
-      return text + ']';
+      grow(length + 1);
+      return copy;
     }
 
     function members(value, names) {
       const at = depth - 1;
-      let text = '{';
-      let first = true;
+      const copy = create(null);
       for (let i = 0; i < names.length; i++) {
         const name = names[i];
         trail[at] = name;
@@ -333,18 +369,18 @@
           drop(name, 'a property whose value is undefined was left out');
           continue;
         }
-        const key = quotedKeys[name] || (quotedKeys[name] = quote(name) + ':');
-        grow(key);
-        text += first ? key + item : ',' + key + item;
-        first = false;
+        copy[name] = item;
+        grow(name.length + 4);
       }
-      grow('{}');
-      return text + '}';
+      return copy;
     }
 
-    const text = one(root);
+    const copy = one(root);
     countDropped();
-    return text === undefined ? 'null' : text;
+    if (copy === undefined) return 'null';
+    const text = textOfCopy(copy);
+    if (text.length > maxSize) tooLarge();
+    return text;
   }
 
   // Messages of this file's own making: flat objects of primitives and ready-made JSON text.
