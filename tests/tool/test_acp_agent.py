@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import shlex
 import shutil
 import signal
 import sys
+import termios
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -356,6 +358,38 @@ def test_when_the_client_goes_away_every_run_ends_and_no_process_is_left(how: st
             gone, alive = psutil.wait_procs(children, timeout=10)
             assert alive == []
             assert len(gone) == len(children)
+
+    run_async(main())
+
+
+def test_a_client_that_reads_no_more_and_hangs_up_does_not_keep_the_process(tmp_path: Path) -> None:
+    def unread(descriptor: int) -> int:
+        return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+    async def main() -> None:
+        out, into = os.pipe()
+        with open(out, "rb", buffering=0) as stdout:  # noqa: ASYNC230 - read in a thread, and then no more
+            process = await asyncio.create_subprocess_exec(
+                *command(), cwd=tmp_path, env=environment(), stdin=asyncio.subprocess.PIPE, stdout=into, stderr=None
+            )
+            os.close(into)
+            served = Raw(process)
+            try:
+                for number in (
+                    served.send("initialize", protocolVersion=1),
+                    served.send("session/new", cwd=str(tmp_path), mcpServers=[]),
+                ):
+                    frame = json.loads(await asyncio.to_thread(stdout.readline))
+                    assert frame["id"] == number
+                served.ask(frame["result"]["sessionId"], "```js\nreturn 'x'.repeat(49000)\n```")
+                await until(lambda: unread(out) > 60_000)  # the pipe is full: the next write must wait
+                assert process.stdin is not None
+                process.stdin.close()
+                assert await process.wait() == 0
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
 
     run_async(main())
 
