@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -184,6 +185,61 @@ def _shared_pages() -> None:
         _touch(_map(1 << 20, 3, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS), 1 << 20)
 
 
+CODE: list[int] = []
+"""Where the engine's code region starts; set by the server, known to any attacker who reads its own registers."""
+
+_ENOUGH = 400 << 20  # stops an attempt that gets through before it harms the machine
+
+
+def _written_then_locked(protection: int) -> None:
+    """Pages that are no longer writable are not counted as data, but stay in memory."""
+    for _ in range(_ENOUGH >> 20):
+        address = _map(1 << 20, 3)
+        _touch(address, 1 << 20)
+        with contextlib.suppress(PermissionError):
+            call("mprotect", address, 1 << 20, protection)
+    raise MemoryError
+
+
+def _written_then_read_only() -> None:
+    _written_then_locked(1)
+
+
+def _written_then_executable() -> None:
+    _written_then_locked(5)
+
+
+def _written_then_unreadable() -> None:
+    _written_then_locked(0)
+
+
+def _code() -> None:
+    """Pages of the engine's code region, which it must be able to write and then execute."""
+    for address in range(CODE[0], CODE[0] + _ENOUGH, 1 << 20):
+        call("mprotect", address, 1 << 20, 3)
+        _touch(address, 1 << 20)
+        with contextlib.suppress(PermissionError):
+            call("mprotect", address, 1 << 20, 5)
+    raise MemoryError
+
+
+def _code_moved_away() -> None:
+    """The same few pages of the code region over and over, each time moved to where nobody looks."""
+    end = CODE[0]
+    for _ in range(_ENOUGH >> 20):
+        call("mprotect", end, 1 << 20, 3)
+        _touch(end, 1 << 20)
+        call("mprotect", end, 1 << 20, 5)
+        away = _map(1 << 20, 0)
+        try:
+            call("mremap", end, 1 << 20, 1 << 20, 3, away)
+        except PermissionError:
+            end += 1 << 20  # not moved, so the next page
+        else:
+            call("mmap", end, 1 << 20, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10, -1, 0)
+    raise MemoryError
+
+
 _HOARDS: dict[str, Callable[[], None]] = {
     "writable pages": _writable_pages,
     "small writable pages": _small_writable_pages,
@@ -193,6 +249,11 @@ _HOARDS: dict[str, Callable[[], None]] = {
     "page tables": _page_tables,
     "Python objects": _python_objects,
     "shared pages": _shared_pages,
+    "pages made read-only after they were written": _written_then_read_only,
+    "pages made executable after they were written": _written_then_executable,
+    "pages made unreadable after they were written": _written_then_unreadable,
+    "compiled code": _code,
+    "compiled code moved away": _code_moved_away,
 }
 
 

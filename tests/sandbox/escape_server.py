@@ -78,7 +78,7 @@ def _who() -> dict[str, Any]:
 
 def main(root: str, control_fd: int, user: int, forget: bool) -> None:
     sys.path.insert(0, root)
-    import tests.sandbox.escape_jobs  # noqa: F401  everything is imported before the first fork
+    from tests.sandbox import escape_jobs  # everything is imported before the first fork
     from worker.sandbox import walls
     from worker.spidermonkey import keep_work_off_helper_threads, load_engine
 
@@ -89,6 +89,8 @@ def main(root: str, control_fd: int, user: int, forget: bool) -> None:
     if user >= 0:  # after the imports: an interpreter below a private directory is a common way to install one
         _become(user)
     plan = walls.Plan()
+    if plan.codespace is not None:
+        escape_jobs.CODE.append(plan.codespace.start)
     engine.evaluate("void new Intl.DateTimeFormat('en').format(new Date(0)); void new Date(0).toString()")
     control = socket.socket(fileno=control_fd)
     if forget:

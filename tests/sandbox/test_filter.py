@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.sandbox import filter_machine, syscall_numbers
-from worker.sandbox import bpf, numbers, seccomp
+from worker.sandbox import bpf, codespace, numbers, seccomp
 
 ALLOW, KILL_PROCESS, EPERM = 0x7FFF0000, 0x80000000, 0x00050001
 OWN_PID_PLACEHOLDER = 0xFFFFFFFE
@@ -217,3 +217,77 @@ def test_the_numbers_are_those_of_the_kernel_headers(table: dict[str, int], head
     }
     ours = {name: table[name] for name in (*seccomp.RULES, "seccomp", "capset", "close_range") if name in table}
     assert ours == {name: stated[name] for name in ours}
+
+
+# ------------------------------------------------------------------------------------ pages that were written once
+
+MEGABYTE, BLOCK = 1 << 20, 1 << 32
+NONE, READ, WRITE, EXECUTE = 0, 1, 2, 4
+
+PLACES = [
+    pytest.param(0x274D200D9000, id="in the middle of a block"),
+    pytest.param(0x7F12 * BLOCK - 16 * MEGABYTE, id="across two blocks of 4 GB"),
+    pytest.param(0x7F12 * BLOCK - 64 * MEGABYTE, id="up to the end of a block"),
+    pytest.param(0x7F12 * BLOCK, id="from the start of a block"),
+    pytest.param(BLOCK + 4096, id="low in memory"),
+]
+
+
+@pytest.mark.parametrize("start", PLACES)
+@pytest.mark.parametrize(("machine", "table"), MACHINES)
+def test_only_compiled_code_may_stop_being_writable(
+    machine: numbers.Architecture, table: dict[str, int], start: int
+) -> None:
+    space = codespace.Codespace(start)
+    code = bpf.assemble(seccomp.instructions(machine, space))
+
+    def protect(address: int, length: int, protection: int) -> int:
+        arguments = (address, length, protection)
+        return filter_machine.run(code, architecture=machine.audit, number=table["mprotect"], arguments=arguments)
+
+    end = start + space.length
+    for address in (0, 4096, start - 4096, start, start + MEGABYTE, end - 4096, end, 2**47 - 4096, 2**64 - 4096):
+        inside = start <= address < end
+        for protection in (READ | WRITE, READ | WRITE | EXECUTE, WRITE):
+            assert protect(address, 4096, protection) == ALLOW
+        for protection in (NONE, READ, READ | EXECUTE, EXECUTE, READ | 0x01000000):
+            assert protect(address, 4096, protection) == (ALLOW if inside else EPERM), (hex(address), protection)
+        for length in (space.longest + 1, BLOCK, BLOCK + 4096, 2**64 - 1):
+            assert protect(address, length, READ | EXECUTE) == EPERM
+    assert protect(start, space.longest, READ | EXECUTE) == ALLOW
+
+
+@pytest.mark.parametrize("start", PLACES)
+@pytest.mark.parametrize(("machine", "table"), MACHINES)
+def test_compiled_code_cannot_be_moved_away(machine: numbers.Architecture, table: dict[str, int], start: int) -> None:
+    space = codespace.Codespace(start)
+    code = bpf.assemble(seccomp.instructions(machine, space))
+    reach = start + space.length + space.longest
+
+    def move(address: int, length: int) -> int:
+        arguments = (address, length, length, 3, 0x10000000)
+        return filter_machine.run(code, architecture=machine.audit, number=table["mremap"], arguments=arguments)
+
+    chance = random.Random(7)
+    for _ in range(3000):
+        length = chance.choice([0, 4096, 64 * MEGABYTE, BLOCK - 1, BLOCK, 2**40, chance.getrandbits(33)])
+        address = max(0, start + chance.choice([-1, 1]) * chance.getrandbits(chance.randint(1, 35)))
+        if address < reach and address + length > start:
+            assert move(address, length) == EPERM, (hex(address), hex(length))
+    for address in (start + 3 * BLOCK, 2**47 - MEGABYTE, *([start - 4 * BLOCK] if start > 4 * BLOCK else [])):
+        assert move(address, 512 * MEGABYTE) == ALLOW, "a large block of the heap must be able to grow"
+
+
+def test_the_code_region_is_found_among_the_mappings_of_a_process() -> None:
+    maps = b"""\
+5581f2a00000-5581f2a21000 rw-p 00000000 00:00 0                          [heap]
+1e2903760000-1e290376c000 r-xp 00000000 00:00 0
+1e290376c000-1e290377c000 ---p 00000000 00:00 0                          [anon:js-executable-memory]
+1e290377c000-1e290378c000 r-xp 00000000 00:00 0
+1e290378c000-1e298336c000 ---p 00000000 00:00 0
+7f1180800000-7f1200800000 r--p 00000000 fe:00 2164971                    /usr/lib/large library (deleted).so
+7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]
+""".splitlines()
+    assert codespace.find_in(maps) == codespace.Codespace(0x1E2903760000)
+    assert codespace.find_in(maps[:4] + maps[5:]) is None
+    assert codespace.find_in(maps[:2] + maps[4:]) == codespace.Codespace(0x1E290378C000)

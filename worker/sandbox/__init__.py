@@ -18,10 +18,16 @@ _plan: Plan | None = None
 
 
 def prepare() -> None:
-    """Build what all workers share (the system call filter, the Landlock rights) so that a fork does not pay for it."""
+    """Build what all workers share (the system call filter, the Landlock rights) so that a fork does not pay for it.
+
+    Call it when the engine is loaded: the filter depends on where the engine keeps compiled code. Called earlier, it
+    leaves that part to each worker, or to a second call.
+    """
     global _plan
     if _plan is None:
         _plan = Plan()
+    else:
+        _plan.complete()
 
 
 def confine(

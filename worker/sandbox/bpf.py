@@ -17,6 +17,7 @@ __all__ = [
     "KILL",
     "Check",
     "Instruction",
+    "Rule",
     "assemble",
     "at_most",
     "equals",
@@ -51,8 +52,9 @@ class Check(NamedTuple):
         argument: Index from 0 to 5.
         high: Look at the upper half.
         mask: Bits that are compared with ``values``.
-        values: Accepted values of the masked word; empty means only ``limit`` and ``mask`` decide.
+        values: Accepted values of the masked word; empty means that the others decide.
         forbidden: Bits that must all be clear.
+        floor: Smallest accepted value, unsigned.
         limit: Largest accepted value, unsigned.
     """
 
@@ -61,6 +63,7 @@ class Check(NamedTuple):
     mask: int = 0xFFFFFFFF
     values: tuple[int, ...] = ()
     forbidden: int = 0
+    floor: int = 0
     limit: int | None = None
 
 
@@ -84,12 +87,16 @@ def at_most(argument: int, limit: int) -> tuple[Check, ...]:
     return (Check(argument, limit=limit),)
 
 
-def program(audit: int, rules: Mapping[int, Sequence[Check]]) -> list[Instruction]:
-    """Build the filter: another architecture is killed, a listed call whose checks hold is allowed, the rest denied.
+Rule = tuple[tuple[Check, ...], ...]
+"""Alternatives, each a conjunction of checks: the call is allowed if one of them holds. ``((),)`` always does."""
+
+
+def program(audit: int, rules: Mapping[int, Rule]) -> list[Instruction]:
+    """Build the filter: another architecture is killed, a listed call whose rule holds is allowed, the rest denied.
 
     Args:
         audit: The only accepted `AUDIT_ARCH_*` value.
-        rules: Checks by call number; no checks means allowed whatever the arguments.
+        rules: By call number.
     """
     deny = (Instruction(_RETURN, DENY),)
     segments: list[tuple[int, tuple[Instruction, ...]]] = [(0, deny)]
@@ -123,26 +130,29 @@ def _tree(segments: Sequence[tuple[int, tuple[Instruction, ...]]]) -> list[Instr
     return [Instruction(_JUMP_AT_LEAST, pivot, 0, 1), Instruction(_JUMP, len(below)), *below, *above]
 
 
-def _leaf(checks: Sequence[Check]) -> tuple[Instruction, ...]:
-    code = [Instruction(_RETURN, ALLOW)]
-    if checks:
-        code.append(Instruction(_RETURN, DENY))
-    for check in reversed(checks):
-        code = [*_condition(check, deny=len(code) - 1), *code]
+def _leaf(rule: Rule) -> tuple[Instruction, ...]:
+    code: list[Instruction] = [Instruction(_RETURN, DENY)]
+    for alternative in reversed(rule):
+        block = [Instruction(_RETURN, ALLOW)]
+        for check in reversed(alternative):
+            block = [*_condition(check, skip=len(block)), *block]
+        code = [*block, *code] if alternative else block
     return tuple(code)
 
 
-def _condition(check: Check, deny: int) -> list[Instruction]:
-    """Instructions that fall through when the check holds and otherwise skip ``deny`` more instructions."""
+def _condition(check: Check, skip: int) -> list[Instruction]:
+    """Instructions that fall through when the check holds and otherwise skip ``skip`` more instructions."""
     tests: list[Instruction] = []
     last = len(check.values) - 1
     for i, value in enumerate(check.values):
-        tests.append(Instruction(_JUMP_EQUAL, value, last - i, deny if i == last else 0))
+        tests.append(Instruction(_JUMP_EQUAL, value, last - i, skip if i == last else 0))
     if check.mask != 0xFFFFFFFF:
         tests.insert(0, Instruction(_AND, check.mask))
-    if check.limit is not None:
-        tests.insert(0, Instruction(_JUMP_AT_LEAST, check.limit + 1, deny + len(tests), 0))
+    if check.limit is not None and check.limit < 0xFFFFFFFF:
+        tests.insert(0, Instruction(_JUMP_AT_LEAST, check.limit + 1, skip + len(tests), 0))
+    if check.floor:
+        tests.insert(0, Instruction(_JUMP_AT_LEAST, check.floor, 0, skip + len(tests)))
     if check.forbidden:
-        tests.insert(0, Instruction(_JUMP_ANY_BIT, check.forbidden, deny + len(tests), 0))
+        tests.insert(0, Instruction(_JUMP_ANY_BIT, check.forbidden, skip + len(tests), 0))
     offset = _ARGUMENTS_OFFSET + 8 * check.argument + (4 if check.high else 0)
     return [Instruction(_LOAD, offset), *tests]

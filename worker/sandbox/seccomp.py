@@ -12,9 +12,10 @@ import struct
 from collections.abc import Mapping
 
 from worker.sandbox import bpf, numbers
+from worker.sandbox.codespace import Codespace
 from worker.sandbox.kernel import syscall
 
-__all__ = ["RULES", "Filter", "build", "install", "instructions"]
+__all__ = ["RULES", "Filter", "build", "install", "instructions", "memory_rules"]
 
 _OWN_PID = 0xFFFFFFFE
 """Stands in the template for the process's own id, which exists only after the fork. No process can have it."""
@@ -36,6 +37,7 @@ _LAST_STATIC_CLOCK = 15
 """Above it, as unsigned, are the clocks that read another process's CPU time."""
 
 _SOCKET_LEVEL, _SOCKET_FACTS = 1, (3, 4, 38, 39)
+_PROT_WRITE = 2
 _FIONBIO = 0x5421
 _F_GETFD, _F_GETFL = 1, 3
 _ITIMER_PROF = 2
@@ -68,7 +70,7 @@ RULES: Mapping[str, tuple[bpf.Check, ...]] = {
     # Memory. Executable pages must stay possible: the engine compiles.
     "mmap": bpf.flags_within(3, _MMAP_FLAGS) + bpf.one_of(3, _PRIVATE_ANONYMOUS, mask=_PRIVATE_ANONYMOUS),
     "munmap": _ANY,
-    "mremap": _ANY,
+    "mremap": _ANY,  # stricter once the engine's code region is known: see `memory_rules`
     "mprotect": _ANY,
     "madvise": bpf.one_of(2, *_ADVICE),
     "brk": _ANY,
@@ -110,8 +112,8 @@ class _Program(ctypes.Structure):
 class Filter:
     """An assembled filter, ready for `install`; the own process id is patched in after the fork."""
 
-    def __init__(self, architecture: numbers.Architecture) -> None:
-        code = bpf.assemble(instructions(architecture))
+    def __init__(self, architecture: numbers.Architecture, codespace: Codespace | None) -> None:
+        code = bpf.assemble(instructions(architecture, codespace))
         placeholder = struct.pack("=I", _OWN_PID)
         self.count = len(code) // 8
         self.calls = sum(name in architecture.numbers for name in RULES)
@@ -134,16 +136,40 @@ class Filter:
         syscall(self._number, _SECCOMP_SET_MODE_FILTER, 0, self._address)
 
 
-def instructions(architecture: numbers.Architecture) -> list[bpf.Instruction]:
+def memory_rules(codespace: Codespace) -> dict[str, bpf.Rule]:
+    """Keep every page that was written among those `RLIMIT_DATA` counts: the writable ones.
+
+    Without these a page could be written and then made read-only, which takes it off the account and leaves it in
+    memory. Compiled code needs just that, but only where the engine keeps its code; so there it stays allowed, in a
+    stretch of limited length, and what is there cannot be moved away.
+    """
+    writable: bpf.Rule = ((bpf.Check(2, mask=_PROT_WRITE, values=(_PROT_WRITE,)),),)
+    short = (bpf.Check(1, high=True, values=(0,)), bpf.Check(1, limit=codespace.longest))
+    within = tuple(
+        (bpf.Check(0, high=True, values=(high,)), bpf.Check(0, floor=first, limit=last), *short)
+        for high, first, last in codespace.pieces()
+    )
+    # A range shorter than 4 GB that starts two blocks of 4 GB below the code ends before it.
+    block, under_a_block = codespace.start >> 32, bpf.Check(1, high=True, values=(0,))
+    elsewhere: bpf.Rule = ((under_a_block, bpf.Check(0, high=True, floor=block + 2)),)
+    if block >= 2:
+        elsewhere += ((under_a_block, bpf.Check(0, high=True, limit=block - 2)),)
+    return {"mprotect": writable + within, "mremap": elsewhere}
+
+
+def instructions(architecture: numbers.Architecture, codespace: Codespace | None = None) -> list[bpf.Instruction]:
     """The filter for an architecture, with a placeholder where the process's own id goes."""
+    rules: dict[str, bpf.Rule] = {name: (checks,) for name, checks in RULES.items()}
+    if codespace is not None:
+        rules |= memory_rules(codespace)
     known = architecture.numbers
-    return bpf.program(architecture.audit, {known[name]: checks for name, checks in RULES.items() if name in known})
+    return bpf.program(architecture.audit, {known[name]: rule for name, rule in rules.items() if name in known})
 
 
-def build() -> Filter | None:
+def build(codespace: Codespace | None) -> Filter | None:
     """The filter for this machine; None where there is no table for it."""
     architecture = numbers.native()
-    return None if architecture is None else Filter(architecture)
+    return None if architecture is None else Filter(architecture, codespace)
 
 
 def install(ready: Filter | None) -> tuple[bool, str]:

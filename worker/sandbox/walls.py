@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from protocol.messages import WallReport
-from worker.sandbox import descriptors, environment, landlock, limits, privileges, seccomp
+from worker.sandbox import codespace, descriptors, environment, landlock, limits, privileges, seccomp
 
 __all__ = ["LIFECYCLE", "NAMES", "Plan", "raise_walls"]
 
@@ -28,11 +28,23 @@ LIFECYCLE: Final = frozenset({"descriptors", "rlimits", "parent-death"})
 
 
 class Plan:
-    """Everything about the walls that does not depend on the worker, made once before the first fork."""
+    """Everything about the walls that does not depend on the worker, made once before the first fork.
+
+    Attributes:
+        codespace: Where the engine keeps compiled code; None when it was not loaded yet.
+    """
 
     def __init__(self) -> None:
-        self.filter = seccomp.build()
         self.ruleset = landlock.probe()
+        self.codespace = codespace.find()
+        self.filter = seccomp.build(self.codespace)
+
+    def complete(self) -> None:
+        """Look for the engine again if it was not there; costs every worker half a millisecond if left to them."""
+        if self.codespace is None:
+            self.codespace = codespace.find()
+            if self.codespace is not None:
+                self.filter = seccomp.build(self.codespace)
 
 
 def raise_walls(
@@ -48,6 +60,7 @@ def raise_walls(
     outcome: dict[str, tuple[bool, str]] = {}
     everything = chosen > LIFECYCLE
     usage = limits.measure()
+    plan.complete()
     if "environment" in chosen:
         outcome["environment"] = environment.verify_empty()
     if "rlimits" in chosen:
@@ -68,6 +81,8 @@ def raise_walls(
         closed = limits.close_descriptor_table(descriptors.NEEDED)
         if outcome["rlimits"][0]:
             outcome["rlimits"] = closed
+        if outcome["rlimits"][0] and plan.codespace is None and memory_limit is not None:
+            outcome["rlimits"] = (False, "memory made read-only is not counted: the engine's code region was not found")
     if "seccomp" in chosen:
         outcome["seccomp"] = seccomp.install(plan.filter)
     left_out = (False, "left out: the sandbox is off")
