@@ -35,7 +35,7 @@ class SqliteSessionStore:
     Args:
         path: the file. ``":memory:"`` is refused: use `MemorySessionStore`.
         rules: the folds that keep each history legal.
-        durable: wait for the disk on every append (about a millisecond each) instead of leaving that to the system.
+        durable: wait for the disk on every append (milliseconds each) instead of leaving that to the system.
         busy_timeout: seconds an append may wait for another process that writes the same file.
 
     Raises:

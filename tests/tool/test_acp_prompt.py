@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,12 @@ def test_what_cannot_be_used_is_named_as_the_user_wrote_it(prompt: str, message:
     text = refusal(prompt, cwd=tmp_path)
     assert message in text
     assert str(tmp_path) not in text
+
+
+def test_without_the_sdk_the_package_says_what_to_install() -> None:
+    code = "import sys; sys.modules['acp'] = None; import orchestrator.acp"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        'ModuleNotFoundError: the Agent Client Protocol SDK is missing: pip install "workflow-orchestrator[acp]"'
+    )

@@ -278,6 +278,31 @@ def test_an_async_listener_handles_one_event_after_the_other() -> None:
     run_async(main())
 
 
+def test_an_async_listener_that_never_ends_is_cancelled_when_the_registry_closes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        registry = ToolRegistry()
+        registry.register(tool(lambda *_: 1))
+        ended: list[str] = []
+
+        async def stuck(event: ToolEvent) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(event.type)
+
+        registry.events.subscribe(stuck)
+        await call(registry)
+        await asyncio.sleep(0)
+        assert await registry.aclose(grace=0.01)
+        assert ended == ["tools/call"]
+        assert registry.events.listener_count == 0
+
+    run_async(main())
+    assert "a tool event listener was still busy 0.01 s after the registry closed" in caplog.text
+
+
 def test_a_scoped_listener_sees_its_session_alone_until_it_is_removed() -> None:
     registry, events = registry_of(lambda *_: 1)
     seen: list[str] = []

@@ -170,6 +170,28 @@ def test_the_card_is_generic_and_made_from_any_arguments(arguments: Any, title: 
     assert (card.card, card.title, card.raw_input) == ("generic", title, raw)
 
 
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("{name: 'demo', description: 'd'}", "demo"),
+        ('{description: "d", "name": "two words"}', "two words"),
+        ("{'name': `plain`, description: 'd'}", "plain"),
+        ("{description: 'no name'}", "(unnamed)"),
+        ("{phases: [{name: 'inner'}], description: 'd'}", "(unnamed)"),
+        ("{name: 'a\\nb', description: 'd'}", "(unnamed)"),
+        ("{name: '', description: 'd'}", "(unnamed)"),
+        ("{name: 5}", "(unnamed)"),
+        ("{name: 'cut", "(unnamed)"),
+    ],
+)
+def test_a_script_that_names_itself_names_its_card(header: str, name: str) -> None:
+    presenter = WorkflowTool(FakeEngine()).definition.presenter
+    assert presenter is not None
+    script = f"export const meta = {header}\nreturn 1"
+    assert presenter.present_call({"script": script}).title == f"workflow: {name}"
+    assert presenter.present_call({"script": script, "meta": META}).title == "workflow: demo"
+
+
 def test_the_result_keeps_the_generic_card() -> None:
     mounted = Mounted(settle_at_once(value=1))
     run_async(mounted.call())
