@@ -2,7 +2,8 @@
 
 Memory is counted from what the process uses when the limits are set, so the engine's own share is not charged to a
 script. Two limits together bound it whichever way it is taken: `RLIMIT_DATA` counts writable private pages, and
-`RLIMIT_AS` keeps read-only mappings, which cost page tables and are not data, to a fixed amount of addresses.
+`RLIMIT_AS` keeps read-only mappings, which cost page tables and are not data, to a fixed amount of addresses. That
+written pages stay writable, and so counted, is the system call filter's part (`seccomp.memory_rules`).
 """
 
 from __future__ import annotations

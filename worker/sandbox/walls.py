@@ -40,7 +40,7 @@ class Plan:
         self.filter = seccomp.build(self.codespace)
 
     def complete(self) -> None:
-        """Look for the engine again if it was not there; costs every worker half a millisecond if left to them."""
+        """Look for the engine again if it was not there; costs every worker a millisecond if left to them."""
         if self.codespace is None:
             self.codespace = codespace.find()
             if self.codespace is not None:
@@ -60,7 +60,8 @@ def raise_walls(
     outcome: dict[str, tuple[bool, str]] = {}
     everything = chosen > LIFECYCLE
     usage = limits.measure()
-    plan.complete()
+    if "seccomp" in chosen:
+        plan.complete()
     if "environment" in chosen:
         outcome["environment"] = environment.verify_empty()
     if "rlimits" in chosen:
@@ -81,7 +82,8 @@ def raise_walls(
         closed = limits.close_descriptor_table(descriptors.NEEDED)
         if outcome["rlimits"][0]:
             outcome["rlimits"] = closed
-        if outcome["rlimits"][0] and plan.codespace is None and memory_limit is not None:
+        uncounted = "seccomp" in chosen and plan.codespace is None and memory_limit is not None
+        if outcome["rlimits"][0] and uncounted:
             outcome["rlimits"] = (False, "memory made read-only is not counted: the engine's code region was not found")
     if "seccomp" in chosen:
         outcome["seccomp"] = seccomp.install(plan.filter)
