@@ -124,7 +124,7 @@ class WorkflowEngine:
             header=split.literal,
             args=self._args(request.args),
         )
-        worker = await self._pool.lease()
+        worker = await self._pool.lease(request.signal)
         driver = RunDriver(
             run_id=RunId(f"wf_{uuid.uuid4().hex[:16]}"),
             config=self.config,
@@ -141,12 +141,8 @@ class WorkflowEngine:
             explain_parse_error=lambda message: _hint(split.body, message),
             on_settled=self._runs.discard,
         )
-        self._runs.add(driver)
-        try:
-            return await driver.start(load)
-        except BaseException:
-            self._runs.discard(driver)
-            raise
+        self._runs.add(driver)  # until it is settled, whatever becomes of this start
+        return await driver.start(load)
 
     def stop(self) -> None:
         """Refuses new starts; accepted runs go on until they end or their holders dispose them."""
@@ -156,13 +152,17 @@ class WorkflowEngine:
         """Stops, waits for the accepted runs within ``dispose_grace``, and kills what is left. Idempotent."""
         self.stop()
         grace = self.config.dispose_grace
-        if self._runs:
-            await asyncio.wait({driver.settled for driver in self._runs}, timeout=grace)
-        for driver in tuple(self._runs):
-            driver.cancel("the workflow engine was closed")
-        if self._runs:
-            await asyncio.wait({driver.settled for driver in self._runs}, timeout=grace + 1.0)
-        await self._pool.close()
+        try:
+            if self._runs:
+                await asyncio.wait({driver.settled for driver in self._runs}, timeout=grace)
+            for driver in tuple(self._runs):
+                driver.cancel("the workflow engine was closed")
+            if self._runs:
+                await asyncio.wait({driver.settled for driver in self._runs}, timeout=grace + 1.0)
+        finally:  # also when the task that closes is cancelled: no process stays behind
+            for driver in tuple(self._runs):
+                driver.cancel("the workflow engine was closed")
+            await self._pool.close()
         await self.events.finish(grace)
 
     def describe(self) -> EngineDescription:

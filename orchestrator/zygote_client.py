@@ -77,6 +77,16 @@ class Worker:
         self.on_exit: Callable[[ExitReport | None], None] | None = None
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    @classmethod
+    def stillborn(cls) -> Worker:
+        """A worker that is gone before it began: its socket is at its end."""
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        worker = cls(0, ours)
+        worker.exited = True
+        worker.gone.set_result(None)
+        return worker
+
     def __repr__(self) -> str:
         return f"<Worker {self.number} pid {self.pid}{' exited' if self.exited else ''}>"
 
@@ -89,6 +99,10 @@ class ZygoteClient:
         worker_gone: called after each worker's exit, for the pool's book-keeping.
     """
 
+    boot = _BOOT
+    """For `orchestrator.faults`: what the zygote's interpreter runs."""
+    start_timeout = START_TIMEOUT
+    exit_timeout = _EXIT_TIMEOUT
     hide_symbols = False
     """For tests: pretend the engine's library lacks the exports that make forking safe."""
 
@@ -103,6 +117,7 @@ class ZygoteClient:
         self._unsent: list[tuple[bytes, socket.socket | None]] = []
         self._workers: dict[int, Worker] = {}
         self._numbers = 0
+        self._reaping: asyncio.Task[None] | None = None
         self.dead = False
 
     @property
@@ -122,7 +137,7 @@ class ZygoteClient:
             try:
                 # asyncio's own subprocesses need a child watcher, which not every thread's loop has.
                 self._process = subprocess.Popen(  # noqa: ASYNC220
-                    [sys.executable, "-I", "-S", "-X", "utf8", "-c", _BOOT, arguments],
+                    [sys.executable, "-I", "-S", "-X", "utf8", "-c", self.boot, arguments],
                     env={},
                     cwd="/",
                     stdin=subprocess.DEVNULL,
@@ -140,12 +155,12 @@ class ZygoteClient:
         self._control = ours
         self._loop.add_reader(ours.fileno(), self._readable)
         try:
-            async with asyncio.timeout(START_TIMEOUT):
+            async with asyncio.timeout(self.start_timeout):
                 return await asyncio.shield(self._ready)
         except TimeoutError:
             await self.close()
             raise WorkflowError(
-                ErrorCode.WORKER_DIED, f"the worker server was not ready after {START_TIMEOUT:g} s"
+                ErrorCode.WORKER_DIED, f"the worker server was not ready after {self.start_timeout:g} s"
             ) from None
         except BaseException:
             await self.close()
@@ -170,13 +185,14 @@ class ZygoteClient:
     async def close(self) -> None:
         """Hangs up, which ends the zygote and every worker, and reaps it within a bound."""
         self._lost()
-        process = self._process
-        if process is None:
-            return
+        if self._reaping is not None:
+            await asyncio.shield(self._reaping)
+
+    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
         delay = 0.001
         waited = 0.0
         while process.poll() is None:
-            if waited > _EXIT_TIMEOUT:
+            if waited > self.exit_timeout:
                 process.kill()
                 waited = -_EXIT_TIMEOUT
             await asyncio.sleep(delay)
@@ -263,6 +279,8 @@ class ZygoteClient:
         if self.dead:
             return
         self.dead = True
+        if self._process is not None:
+            self._reaping = self._loop.create_task(self._reap(self._process), name="reap zygote")
         control, self._control = self._control, None
         if control is not None:
             self._loop.remove_reader(control.fileno())
