@@ -3,7 +3,8 @@
 Guarantees: listeners are called in the order they subscribed, in the event loop, as the run goes; one that raises, or
 whose awaitable fails, is logged and neither starves the others nor changes execution; awaitables of one listener are
 awaited one after the other, in the order of the events. A listener that falls behind slows the reading of the workers
-down (`congested`); one that makes no progress at all loses narration, and only narration, until it catches up.
+that flood it down (`congested_by`); one that makes no progress at all loses narration, and only narration, until it
+catches up.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from protocol.events import LogWritten, PhaseStarted, WorkflowEnded, WorkflowEvent
+from protocol.events import LogWritten, PhaseStarted, RunId, WorkflowEnded, WorkflowEvent
 
-__all__ = ["EventBus", "EventStream", "Listener"]
+__all__ = ["Backlog", "EventBus", "EventStream", "Listener"]
 
 _log = logging.getLogger(__name__)
 
 Listener = Callable[[Any], object]
 
 CONGESTED_AT = 1000
-"""Events a listener may be behind before the workers are read more slowly."""
+"""Events a listener may be behind before the workers that caused it are read more slowly."""
+_SHARE = 64
+"""Of those, events of one run before that run counts as a cause: a quiet run does not wait for a flood of another's."""
 
 
-class _Backlog:
+class Backlog:
     """What one listener still has to do."""
 
     def __init__(self) -> None:
@@ -35,8 +38,8 @@ class _Backlog:
     def __len__(self) -> int:
         raise NotImplementedError
 
-    @property
-    def congested(self) -> bool:
+    def congested_by(self, run: RunId) -> bool:
+        """Whether the listener is too far behind, and ``run`` one of those that should slow down for it."""
         return not self.stuck and len(self) >= CONGESTED_AT
 
     def refuses(self, event: WorkflowEvent) -> bool:
@@ -45,40 +48,53 @@ class _Backlog:
         return self.stuck and isinstance(event, LogWritten | PhaseStarted)
 
 
-class _Subscription(_Backlog):
+class _Subscription(Backlog):
     def __init__(self, listener: Listener) -> None:
         super().__init__()
         self._listener = listener
-        self._waiting: collections.deque[Awaitable[object]] = collections.deque()
+        self._waiting: collections.deque[tuple[RunId, Awaitable[object]]] = collections.deque()
+        self._by_run: collections.Counter[RunId] = collections.Counter()
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def congested_by(self, run: RunId) -> bool:
+        return super().congested_by(run) and self._by_run[run] >= _SHARE
 
     def deliver(self, event: WorkflowEvent) -> None:
         if self.refuses(event):
             return
         try:
             answer = self._listener(event)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             _log.exception("a workflow event listener raised")
             return
         if isinstance(answer, Awaitable):
-            self._waiting.append(answer)  # pyright: ignore[reportUnknownArgumentType]
+            self._waiting.append((event.run.id, answer))  # pyright: ignore[reportUnknownArgumentType]
+            self._by_run[event.run.id] += 1
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._work(), name="workflow event listener")
 
     async def _work(self) -> None:
         try:
             while self._waiting:
-                awaitable = self._waiting[0]
+                run, awaitable = self._waiting[0]
                 try:
                     await awaitable
                 except Exception:
                     _log.exception("a workflow event listener failed")
+                except asyncio.CancelledError:
+                    me = asyncio.current_task()
+                    if me is None or me.cancelling():
+                        raise
+                    _log.warning("a workflow event listener's awaitable was cancelled")
                 finally:
-                    if self._waiting and self._waiting[0] is awaitable:
+                    if self._waiting and self._waiting[0][1] is awaitable:
                         self._waiting.popleft()
+                        self._by_run[run] -= 1
+                        if not self._by_run[run]:
+                            del self._by_run[run]
         finally:
             self._task = None
 
@@ -92,12 +108,12 @@ class _Subscription(_Backlog):
                 task.cancel()
                 await asyncio.wait({task}, timeout=timeout)
         while self._waiting:
-            close = getattr(self._waiting.popleft(), "close", None)
+            close = getattr(self._waiting.popleft()[1], "close", None)
             if close is not None:
                 close()
 
 
-class EventStream(_Backlog):
+class EventStream(Backlog):
     """One run's events as an async iterator; ends after ``workflow/end``. Made by ``WorkflowRun.events()``."""
 
     def __init__(self, history: collections.deque[WorkflowEvent], on_close: Callable[[EventStream], None]) -> None:
@@ -160,9 +176,9 @@ class EventBus:
         for subscription in tuple(self._subscriptions.values()):
             subscription.deliver(event)
 
-    def backlogs(self) -> list[_Backlog]:
-        """The listeners that are too far behind."""
-        return [subscription for subscription in self._subscriptions.values() if subscription.congested]
+    def backlogs(self, run: RunId) -> list[Backlog]:
+        """The listeners that ``run`` has left too far behind."""
+        return [subscription for subscription in self._subscriptions.values() if subscription.congested_by(run)]
 
     async def finish(self, timeout: float) -> None:
         """Waits for async listeners to catch up, at most ``timeout`` seconds each."""

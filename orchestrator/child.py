@@ -54,6 +54,11 @@ class Child:
         self._awaiting = False
         self._early_dispose: asyncio.Task[None] | None = None
         self.task = asyncio.get_running_loop().create_task(self._live(), name=f"agent {request.seq}")
+        self.task.add_done_callback(self._came_to_rest)  # also runs when the task was cancelled before its first step
+
+    def give_up(self) -> None:
+        """The grace is over: cancels whatever the provider still does. A start that fulfils even so is disposed."""
+        self.task.cancel()
 
     def dispose(self) -> None:
         """The lifecycle's instruction. While the result is still awaited the dispose runs beside it."""
@@ -64,32 +69,34 @@ class Child:
     async def _live(self) -> None:
         seq = self._request.seq
         try:
-            try:
-                self._run = run = await self._provider.start(self._request)
-                child_id = well_formed(str(run.id))
-            except asyncio.CancelledError:
-                if not self._excuse_cancel():
-                    raise
-                self._feed(lc.StartRefused(seq, "it was cancelled while starting"))
-                return
-            except Exception as error:
-                if self._run is not None:  # it started, but has no id to be announced by
-                    await self._dispose()
-                self._feed(lc.StartRefused(seq, render(error)))
-                return
-            self._feed(lc.ChildStarted(seq, child_id))
-            if not self._wanted:
-                self._awaiting = True
-                outcome = await self._outcome(run)
-                self._awaiting = False
-                self._feed(outcome)
-            if self._early_dispose is not None:
-                await self._early_dispose
-            else:
+            self._run = run = await self._provider.start(self._request)
+            child_id = well_formed(str(run.id))
+        except asyncio.CancelledError:
+            if not self._excuse_cancel():
+                raise
+            self._feed(lc.StartRefused(seq, "it was cancelled while starting"))
+            return
+        except Exception as error:
+            if self._run is not None:  # it started, but has no id to be announced by
                 await self._dispose()
-        finally:
-            self._gone(seq)
-            self._feed(lc.ChildAtRest(seq))
+            self._feed(lc.StartRefused(seq, render(error)))
+            return
+        self._feed(lc.ChildStarted(seq, child_id))
+        if not self._wanted:
+            self._awaiting = True
+            outcome = await self._outcome(run)
+            self._awaiting = False
+            self._feed(outcome)
+        if self._early_dispose is not None:
+            await self._early_dispose
+        else:
+            await self._dispose()
+
+    def _came_to_rest(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:  # SystemExit and its kind: the loop is ending
+            self._feed(lc.CancelRequested("the event loop is shutting down"))
+        self._gone(self._request.seq)
+        self._feed(lc.ChildAtRest(self._request.seq))
 
     def _excuse_cancel(self) -> bool:
         """Whether a CancelledError is the provider's own or follows from the run's abort, and not from outside."""

@@ -529,7 +529,7 @@ class Lifecycle:
                 if seq in self._calls:  # not when the grace is over and only the exit report is still awaited
                     self._calls[seq].state = CallState.ENDED
                 return [DisposeAgent(seq)]
-            case StartRefused(seq=seq) | ChildAtRest(seq=seq):
+            case ChildAtRest(seq=seq):
                 self._calls.pop(seq, None)
             case Exited(report=report) if self.outcome is None:
                 self.outcome = self._death(report)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Generator
@@ -17,7 +18,7 @@ import msgspec
 
 from orchestrator import lifecycle as lc
 from orchestrator.agents import PASS_THROUGH_OPTIONS, AgentProvider, AgentRequest
-from orchestrator.bus import EventBus, EventStream
+from orchestrator.bus import Backlog, EventBus, EventStream
 from orchestrator.child import Child
 from orchestrator.config import EngineConfig
 from orchestrator.connection import WorkerConnection
@@ -127,18 +128,30 @@ class RunDriver:
                 self._remove_signal_listener = self._signal.add_listener(self._signal_aborted)
             info = await self._admission
         except BaseException:
-            self._release()
-            self._pool.kill(self._worker)
+            self._abandon()
             raise
         return WorkflowRun(self, info)
+
+    def _abandon(self) -> None:
+        """Nobody will get the run: it was refused, or the task that started it was cancelled."""
+        if self.machine.state is lc.RunState.LOADING:  # nothing was announced, and nothing will be
+            self._release()
+            self._pool.kill(self._worker)
+            self.settled.cancel()
+            self._on_settled(self)
+        else:
+            self.feed(lc.CancelRequested("the task that started the run was cancelled"))
 
     def cancel(self, reason: str | None) -> None:
         """From any thread; the first reason wins."""
         text = "workflow cancelled" if reason is None else well_formed(str(reason))
+        if self._loop.is_closed():
+            return  # nothing runs any more that could be cancelled
         if threading.get_ident() == self._thread:
             self.feed(lc.CancelRequested(text))
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.feed, lc.CancelRequested(text))
+        else:
+            with contextlib.suppress(RuntimeError):  # closed in this very moment
+                self._loop.call_soon_threadsafe(self.feed, lc.CancelRequested(text))
 
     def _signal_aborted(self, _reason: str) -> None:
         started = self.machine.state is not lc.RunState.LOADING
@@ -211,6 +224,7 @@ class RunDriver:
                     self._admission.set_result(info)
             case lc.Refuse(code=code, message=message):
                 self._release()
+                self.settled.cancel()
                 self._on_settled(self)
                 if not self._admission.done():
                     self._admission.set_exception(WorkflowError(ErrorCode(code), message))
@@ -244,6 +258,8 @@ class RunDriver:
         if not self.settled.done():
             self.settled.set_result(result)
         self._on_settled(self)
+        for child in self._children.values():
+            child.give_up()
 
     # ---------------------------------------------------------------- the worker
 
@@ -253,6 +269,9 @@ class RunDriver:
             message = wire.decode_worker_message(frame)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             self.feed(lc.BadMessage(f"a message that cannot be read ({_short(error)})"))
+            return
+        if self._last is None and not isinstance(message, wire.Ready):
+            self.feed(lc.BadMessage("a message before ready"))
             return
         match message:
             case wire.LogCalled() | wire.PhaseCalled() | wire.ScriptFailed():
@@ -321,15 +340,19 @@ class RunDriver:
         """Reads no further while a listener is far behind; a listener that is stuck is not waited for."""
         if self._drain_task is not None or self.machine.state is not lc.RunState.RUNNING:
             return
-        if any(stream.congested for stream in self._streams) or self._bus.backlogs():
+        if self._backlogs():
             self._connection.pause()
             self._drain_task = self._loop.create_task(self._drain_listeners(), name="wait for event listeners")
+
+    def _backlogs(self) -> list[Backlog]:
+        mine: list[Backlog] = [stream for stream in self._streams if stream.congested_by(self._run_id)]
+        return [*mine, *self._bus.backlogs(self._run_id)]
 
     async def _drain_listeners(self) -> None:
         try:
             idle = 0.0
             last = -1
-            while backlogs := [*(s for s in self._streams if s.congested), *self._bus.backlogs()]:
+            while backlogs := self._backlogs():
                 behind = sum(len(backlog) for backlog in backlogs)
                 idle = idle + 0.01 if behind >= last >= 0 else 0.0
                 last = behind

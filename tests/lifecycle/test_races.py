@@ -71,6 +71,8 @@ def test_a_cancel_between_a_waiting_call_and_its_slot_never_starts_it() -> None:
     story = Story(LOADED, call(1), call(2), call(3), started(1), CANCEL, settled(1), rest(1))
     assert story.starts == [1, 2]
     story.tell(lc.StartRefused(2, "aborted"))
+    assert story.settle is None
+    story.tell(rest(2))
     assert story.settle is not None
 
 
@@ -100,6 +102,7 @@ def test_a_result_aborts_the_agents_nobody_waits_for() -> None:
     assert story.outcomes == {1: "cancelled"}
     story.tell(rest(1))
     story.tell(lc.StartRefused(2, "aborted"))
+    story.tell(rest(2))
     assert story.outcome.stop_reason == "completed"
     assert story.machine.counts["cancelled"] == 1
 

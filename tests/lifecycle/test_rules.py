@@ -206,6 +206,7 @@ def test_a_call_over_the_total_cap_breaks_the_protocol() -> None:
     story = Story(LOADED, call(1), call(2), limits=lc.RunLimits(max_total_agents=1))
     assert story.starts == [1]
     story.tell(lc.StartRefused(1, "aborted"))
+    story.tell(rest(1))
     assert "over the cap of 1" in str(story.outcome.error)
 
 
