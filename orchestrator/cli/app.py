@@ -154,10 +154,12 @@ def acp(
     except ModuleNotFoundError as error:
         raise UsageProblem(str(error)) from None
     from orchestrator.providers import ProviderSpecError
+    from orchestrator.sessions import SessionError
+    from protocol.errors import WorkflowError
 
     try:
         asyncio.run(serve_acp(agent_spec=agent, session_file=sessions))
-    except ProviderSpecError as error:
+    except (ProviderSpecError, SessionError, WorkflowError, OSError) as error:
         raise UsageProblem(str(error)) from None
     except KeyboardInterrupt:
         return 130
