@@ -186,8 +186,8 @@ def main(control_fd: int, wanted: str, hide_symbols: bool) -> None:
     control = socket.socket(fileno=control_fd)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN if number != signal.SIGTERM else signal.SIG_DFL)
-    sandbox.prepare()
     method, reason = _choose_method(wanted, hide_symbols)
+    sandbox.prepare()  # after the engine is loaded: the filter knows where its compiled code lies
     workers = WorkerProcesses(method, run_worker)
     zygote = _Zygote(control, workers)
     gc.collect()
