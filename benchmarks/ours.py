@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, assert_never
 
+from benchmarks.alone import measure_alone
 from benchmarks.tasks import (
     Calls,
     Cancel,
@@ -111,9 +112,16 @@ def _log_times(engine: WorkflowEngine) -> list[float]:
 
 
 class OurEngine:
-    """Measures in this process; workers are where they always are."""
+    """Measures in this process, but memory in a fresh one; workers are where they always are.
+
+    Args:
+        alone: this process is that fresh one.
+    """
 
     name = "ours"
+
+    def __init__(self, *, alone: bool = False) -> None:
+        self._alone = alone
 
     async def measure(self, task: Task) -> Series:
         async with asyncio.timeout(_BOUND):
@@ -131,7 +139,7 @@ class OurEngine:
                 case Cancel():
                     return await self._cancel(task)
                 case Memory():
-                    return await self._memory(task)
+                    return await (self._memory(task) if self._alone else measure_alone(task))
                 case Flood():
                     return await self._flood(task)
                 case Walls():

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.tasks import Series, Task
+from benchmarks.tasks import Memory, Series, Task
 
 __all__ = ["PEER_PACKAGES", "PeerEngine", "PeerError", "install_peer"]
 
@@ -115,6 +115,8 @@ class PeerEngine:
         return peer
 
     async def measure(self, task: Task) -> Series:
+        if isinstance(task, Memory):
+            await self.close()  # what a process grows by depends on what it has freed before
         process = self._process if self._process is not None else await self._launch()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -139,11 +141,11 @@ class PeerEngine:
         if process is None or process.stdin is None:
             return
         process.stdin.close()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await process.wait()
-        except TimeoutError:
-            await self._kill()
+                self._process = None
+        await self._kill()
 
     async def _launch(self) -> asyncio.subprocess.Process:
         self._process = process = await asyncio.create_subprocess_exec(
