@@ -45,7 +45,7 @@ def encode_json(value: object, root: str) -> msgspec.Raw:
     """
     try:
         data = msgspec.json.encode(value)  # first: it refuses a cycle, which the next line would follow for ever
-        if _is_plain(value):
+        if type(value) is str or _is_plain(value):
             return msgspec.Raw(data)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
         pass

@@ -25,7 +25,7 @@ from worker.spidermonkey import Engine
 
 __all__ = ["Outbox", "Runtime", "Session", "Timers"]
 
-_FLUSH_AT = 64 * 1024  # bytes buffered before a write in the middle of a slice
+_FLUSH_AT = 8 * 1024  # bytes buffered before a write in the middle of a slice: the host works on them meanwhile
 _PROMPT_NARRATION = 8  # narrations of a slice written at once: a script that then spins still shows its last words
 _PEEK_EVERY = 256  # jobs between two looks at the socket
 _RECEIVE = 256 * 1024
