@@ -104,12 +104,18 @@ class FakeWorker:
         self.send_raw(pack_length(len(payload)) + payload)
 
     def send_raw(self, data: bytes) -> None:
-        """Sends bytes as they are. Silent when the host is gone, as a dying worker's writes are."""
+        """Sends bytes as they are. Silent when the host is gone, as a dying worker's writes are.
+
+        Raises:
+            BufferError: the host does not read and the kernel takes no more; `send_all` waits instead.
+        """
         try:
             while data and not self._hung_up:
                 data = data[self._socket.send(data) :]
         except (BrokenPipeError, ConnectionResetError):
             pass
+        except BlockingIOError:
+            raise BufferError("the host does not read: wait with send_all()") from None
 
     async def send_all(self, data: bytes) -> None:
         """`send_raw` for more than the kernel takes at once: waits until the host reads. Raises OSError when it is
