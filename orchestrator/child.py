@@ -91,10 +91,16 @@ class Child:
             await self._early_dispose
         else:
             await self._dispose()
+        # The usual end: told in this step, without the turn of the loop that a done callback takes.
+        self.task.remove_done_callback(self._came_to_rest)
+        self._rest()
 
     def _came_to_rest(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:  # SystemExit and its kind: the loop is ending
             self._feed(lc.CancelRequested("the event loop is shutting down"))
+        self._rest()
+
+    def _rest(self) -> None:
         self._gone(self._request.seq)
         self._feed(lc.ChildAtRest(self._request.seq))
 
