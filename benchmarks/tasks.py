@@ -111,7 +111,7 @@ class Flood(_Task, frozen=True, tag="flood"):
     time the host's loop did not turn.
     """
 
-    seconds: float = 1.0
+    seconds: float = 0.5
 
 
 class Walls(_Task, frozen=True, tag="walls"):

@@ -79,7 +79,9 @@ def _child(connection: socket.socket, parent: int) -> None:
 def main(runs: int) -> None:
     """Prints the series as JSON."""
     from worker import sandbox
+    from worker.spidermonkey import load_engine
 
+    load_engine()  # as in the zygote: the plan covers where the engine keeps its code, and a fork copies what it maps
     sandbox.prepare()
     series: Series = {}
     for _ in range(runs):
