@@ -144,7 +144,7 @@ class WorkerPool:
 
     def _take(self, zygote: ZygoteClient) -> Worker | None:
         """A spare or a new worker; None when the zygote turns out to be dead."""
-        if zygote.dead:
+        if not zygote.check():
             return None
         try:
             worker = self._spares.popleft() if self._spares else zygote.fork()

@@ -168,6 +168,12 @@ class ZygoteClient:
             await self.close()
             raise
 
+    def check(self) -> bool:
+        """Whether the process lives, asked of the kernel: its end of file may not have been read yet."""
+        if not self.dead and self._process is not None and self._process.poll() is not None:
+            self._lost()
+        return not self.dead
+
     def fork(self) -> Worker:
         """Asks for a worker; its socket can be used at once. Raises OSError when descriptors are out."""
         ours, theirs = socket.socketpair()
