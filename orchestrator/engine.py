@@ -17,7 +17,7 @@ import msgspec
 from orchestrator.agents import AgentFunction, AgentProvider, AgentRegistry
 from orchestrator.bus import EventBus
 from orchestrator.config import EngineConfig
-from orchestrator.header import HEADER_AND_META, hint_for_parse_error, split_header
+from orchestrator.header import HEADER_AND_META, hint_for_missing_meta, hint_for_parse_error, split_header
 from orchestrator.jsonvalue import JSONValueError, encode_json, well_formed
 from orchestrator.meta import validate_meta
 from orchestrator.pool import WorkerPool
@@ -108,7 +108,8 @@ class WorkflowEngine:
         split = split_header(script)
         if meta is None and split.literal is None:
             text = "invalid meta: meta must be an object, in the request or as the script's `export const meta = {…}`"
-            raise WorkflowError(ErrorCode.META_INVALID, text)
+            hint = hint_for_missing_meta(script)
+            raise WorkflowError(ErrorCode.META_INVALID, f"{text}\n{hint}" if hint else text)
         if meta is not None and split.literal is not None:
             raise WorkflowError(ErrorCode.META_INVALID, HEADER_AND_META)
         load = Load(

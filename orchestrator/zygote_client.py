@@ -8,7 +8,7 @@ whatever the user's directory holds; a worker's exit is reported exactly once, w
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import importlib.machinery
 import json
 import socket
 import subprocess
@@ -57,13 +57,21 @@ _NEEDED = ("pythonmonkey", "msgspec", "multiprocess", "dill")
 def _package_folders() -> list[str]:
     folders = [str(Path(__file__).resolve().parents[1])]
     for name in _NEEDED:
-        spec = importlib.util.find_spec(name)
-        if spec is None or not spec.submodule_search_locations:
+        folder = _package_folder(name)
+        if folder is None:
             raise WorkflowError(ErrorCode.WORKER_DIED, f"the package {name} is not installed")
-        folder = str(Path(next(iter(spec.submodule_search_locations))).resolve().parent)
         if folder not in folders:
             folders.append(folder)
     return folders
+
+
+def _package_folder(name: str) -> str | None:
+    """Where the installed package lies: a module of that name in the user's directory is not it."""
+    for entry in sys.path:
+        spec = importlib.machinery.PathFinder.find_spec(name, [entry or "."])
+        if spec is not None and spec.has_location and spec.submodule_search_locations:
+            return str(Path(next(iter(spec.submodule_search_locations))).resolve().parent)
+    return None
 
 
 class Worker:
@@ -133,9 +141,10 @@ class ZygoteClient:
 
     async def start(self) -> ZygoteReady:
         """Execs the zygote and waits until it is ready. Raises `WorkflowError` (``WORKER_DIED``) when it is not."""
+        folders = _package_folders()
         ours, theirs = socket.socketpair()
         with theirs:
-            arguments = json.dumps([theirs.fileno(), _package_folders(), self._config.worker_mode, self.hide_symbols])
+            arguments = json.dumps([theirs.fileno(), folders, self._config.worker_mode, self.hide_symbols])
             try:
                 # asyncio's own subprocesses need a child watcher, which not every thread's loop has.
                 self._process = subprocess.Popen(  # noqa: ASYNC220
