@@ -54,6 +54,7 @@ MAX_NARRATION = 64 * 1024
 """Characters of a log message, a phase title or a label that cross; the worker cuts what is longer, visibly."""
 
 _Seq = Annotated[int, msgspec.Meta(ge=1, le=2**53 - 1)]
+_Code = Annotated[str, msgspec.Meta(max_length=64)]
 _Narration = Annotated[str, msgspec.Meta(max_length=MAX_NARRATION + 64)]
 
 
@@ -138,8 +139,8 @@ class Loaded(_Message, frozen=True, tag="loaded"):
 class Rejected(_Message, frozen=True, tag="rejected"):
     """The script does not compile, or its header cannot be read."""
 
-    code: str
-    message: str
+    code: _Code
+    message: _Narration
 
 
 class PhaseCalled(_Message, frozen=True, tag="phase"):
@@ -173,8 +174,8 @@ class ResultReturned(_Message, frozen=True, tag="result"):
 class ScriptFailed(_Message, frozen=True, tag="failed"):
     """The script threw, stalled, or returned something that is not JSON. ``message`` is ready for a model to read."""
 
-    code: str
-    message: str
+    code: _Code
+    message: _Narration
     warnings: Annotated[tuple[_Narration, ...], msgspec.Meta(max_length=64)] = ()
 
 
