@@ -20,6 +20,15 @@ TEST_TIMEOUT = 50.0
 _SETTLE_SECONDS = 5.0  # how long a leak may take to go away by itself: a killed process is reaped a little later
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("faults", "fault injection (tests/faults)")
+    group.addoption("--soak", type=int, default=150, metavar="N", help="runs of the soak with random faults")
+    group.addoption("--fuzz", type=int, default=20_000, metavar="N", help="random or mutated frames sent to the host")
+    group.addoption(
+        "--fault-seed", type=int, default=None, metavar="N", help="repeat a soak or a fuzz; each prints its own"
+    )
+
+
 class LeakError(AssertionError):
     """Something was left behind."""
 

@@ -108,7 +108,9 @@ GARBAGE: dict[str, bytes] = {
     "a type of the other direction": b'{"type":"go"}',
     "a number for a text": b'{"type":"log","message":7}',
     "a text over its limit": msgspec.json.encode({"type": "log", "message": "x" * 100_000}),
-    "an error over its limit": msgspec.json.encode({"type": "failed", "code": "SCRIPT_ERROR", "message": "x" * 100_000}),
+    "an error over its limit": msgspec.json.encode(
+        {"type": "failed", "code": "SCRIPT_ERROR", "message": "x" * 100_000}
+    ),
     "a code over its limit": msgspec.json.encode({"type": "failed", "code": "X" * 100, "message": "x"}),
     "a negative seq": b'{"type":"agent","seq":-1,"prompt":"x"}',
     "a seq of zero": b'{"type":"agent","seq":0,"prompt":"x"}',
