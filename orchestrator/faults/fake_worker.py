@@ -15,8 +15,10 @@ it a host can be driven into any corner without starting a process, in microseco
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from orchestrator.config import EngineConfig
 from orchestrator.engine import WorkflowEngine
@@ -40,6 +42,7 @@ from protocol.messages import (
 
 __all__ = ["FakePool", "FakeWorker", "FakeWorkerEngine", "FakeWorkerScript"]
 
+_Answer = TypeVar("_Answer")
 _MIB = 1 << 20
 
 
@@ -68,6 +71,7 @@ class FakeWorker:
         self._socket = theirs
         self._frames = FrameDecoder((1 << 31) - 1)
         self._hung_up = False
+        self._waiting = 0
 
     @property
     def alive(self) -> bool:
@@ -87,7 +91,7 @@ class FakeWorker:
     async def receive(self) -> HostMessage:
         """The next message of the host. Raises EOFError when the host has hung up."""
         while (frame := self._frames.next_frame()) is None:
-            data = b"" if self._hung_up else await self._loop.sock_recv(self._socket, 1 << 20)
+            data = await self._wait_for(lambda: self._loop.sock_recv(self._socket, 1 << 20))
             if not data:
                 raise EOFError("the host has hung up")
             self._frames.feed(data)
@@ -120,12 +124,31 @@ class FakeWorker:
     async def send_all(self, data: bytes) -> None:
         """`send_raw` for more than the kernel takes at once: waits until the host reads. Raises OSError when it is
         gone."""
-        await self._loop.sock_sendall(self._socket, data)
+        await self._wait_for(lambda: self._loop.sock_sendall(self._socket, data))
+
+    async def receive_bytes(self, count: int) -> bytes:
+        """At most ``count`` bytes as they come: for a worker that stops in the middle of a message."""
+        return await self._wait_for(lambda: self._loop.sock_recv(self._socket, count))
+
+    async def _wait_for(self, operation: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        if self._hung_up:
+            raise EOFError("this worker has hung up")
+        self._waiting += 1
+        try:
+            return await operation()
+        finally:
+            self._waiting -= 1
+            if self._hung_up and not self._waiting:
+                self._socket.close()
 
     def hang_up(self) -> None:
         """Closes the socket and nothing else."""
-        if not self._hung_up:
-            self._hung_up = True
+        if self._hung_up:
+            return
+        self._hung_up = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if not self._waiting:  # the loop must not watch a descriptor that is closed under it
             self._socket.close()
 
     def report(self, exit_code: int, *, peak_memory: int = 50 * _MIB, cpu_seconds: float = 0.25) -> None:

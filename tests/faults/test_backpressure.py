@@ -254,7 +254,7 @@ def test_a_worker_that_dies_while_it_is_sent_ten_megabytes() -> None:
     async def script(worker: FakeWorker) -> None:
         await worker.begin()
         worker.send(AgentCalled(1, "large"))
-        await worker._loop.sock_recv(worker._socket, 1000)  # the first bytes of the answer
+        await worker.receive_bytes(1000)  # the first bytes of the answer
         worker.exit(-9)
 
     async def agent(incoming: AgentRequest) -> str:

@@ -356,7 +356,8 @@ def test_random_and_mutated_frames_never_raise_in_the_host(
                     resident = psutil.Process().memory_info().rss
             gc.collect()
             grown = psutil.Process().memory_info().rss - resident if resident else 0
-            assert grown < 32 * MIB, f"grown by {grown / MIB:.1f} MiB"
+            kept = wanted * 40  # by the event-order checker of this test, which remembers every run
+            assert grown < 16 * MIB + kept, f"grown by {grown / MIB:.1f} MiB"
             tally["memory grown, KiB"] = grown // 1024
 
     began = time.monotonic()
