@@ -279,6 +279,8 @@ class RunLimits(msgspec.Struct, frozen=True):
     sync_timeout: float = 5.0
     cpu_limit: int | None = None
     memory_limit: int | None = None
+    base_memory: int = 0
+    """Resident bytes of a worker before its script."""
     load_timeout: float = 30.0
     """From the start to the compiled script; on a quiet machine it takes milliseconds."""
     exit_report_timeout: float = 2.0
@@ -504,6 +506,7 @@ class Lifecycle:
             sync_timeout=limits.sync_timeout,
             cpu_limit=limits.cpu_limit,
             memory_limit=limits.memory_limit,
+            base_memory=limits.base_memory,
         )
         return Outcome("error", error=text, code=code)
 

@@ -95,6 +95,7 @@ class RunDriver:
             sync_timeout=config.sync_timeout,
             cpu_limit=config.cpu_limit,
             memory_limit=config.memory_limit,
+            base_memory=pool.ready.base_memory if pool.ready is not None else 0,
         )
         self.machine = lc.Lifecycle(limits, None if meta is None else WorkflowRunInfo(run_id, meta))
         self._inbox: collections.deque[lc.Event] = collections.deque()

@@ -212,8 +212,8 @@ class ZygoteReady(_Message, frozen=True, tag="zygote-ready"):
     reason: str
     python: str
     engine: str
-    base_data: int = 0
-    """Bytes of data segment every worker starts with."""
+    base_memory: int = 0
+    """Resident bytes of a worker before its script; 0 when it is not known."""
 
 
 class Forked(_Message, frozen=True, tag="forked"):

@@ -31,9 +31,9 @@ try:
 finally:
     os.register_at_fork = _register_at_fork
 
-__all__ = ["WorkerProcesses"]
+__all__ = ["MAXRSS_UNIT", "WorkerProcesses"]
 
-_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class _Reaped:
@@ -137,7 +137,7 @@ class WorkerProcesses:
             process = self._workers.pop(number)
             process._popen.returncode = code
             process.close()
-            report = ExitReport(code, usage.ru_maxrss * _MAXRSS_UNIT, usage.ru_utime + usage.ru_stime)
+            report = ExitReport(code, usage.ru_maxrss * MAXRSS_UNIT, usage.ru_utime + usage.ru_stime)
             ended.append((number, report))
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ from protocol.messages import (
     encode,
 )
 from worker import sandbox
-from worker.processes import WorkerProcesses
+from worker.processes import MAXRSS_UNIT, WorkerProcesses
 from worker.session import Runtime, Session
 from worker.spidermonkey import ENGINE_VERSION, keep_work_off_helper_threads, load_engine
 
@@ -93,6 +93,17 @@ def _probe(runtime: Runtime) -> str | None:
             return "a forked engine hung in its self-test"
         time.sleep(pause)
         pause = min(pause * 2, 0.05)
+
+
+def _measure_worker(runtime: Runtime) -> int:
+    """Peak resident bytes of a worker that has done nothing but our rehearsal: what no script can be charged with."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            runtime.rehearse()
+        finally:
+            os._exit(0)
+    return os.wait4(pid, 0)[2].ru_maxrss * MAXRSS_UNIT
 
 
 def _choose_method(wanted: str, hide_symbols: bool) -> tuple[str, str]:
@@ -199,6 +210,7 @@ def main(control_fd: int, wanted: str, hide_symbols: bool) -> None:
             reason=reason,
             python=platform.python_version(),
             engine=ENGINE_VERSION,
+            base_memory=0 if _runtime is None else _measure_worker(_runtime),
         )
     )
     try:

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from typing import Any
 
+import msgspec
 import pytest
 
 from orchestrator import AgentRequest, AgentResult
 from orchestrator.faults import (
+    BENCH_CONFIG,
     CancelMoment,
     CellReport,
     CrashBench,
@@ -154,3 +156,17 @@ def test_the_table_notices_a_cell_whose_end_is_another(monkeypatch: pytest.Monke
 
     report = run_async(main())
     assert "SIGTERM" in report.problems[0]
+
+
+@pytest.mark.parametrize("limit", [32, 64, 512])
+def test_what_an_idle_worker_takes_is_not_held_against_a_small_memory_limit(limit: int) -> None:
+    """A kill is a kill, and running out of memory is that, whatever the limit is."""
+
+    async def main() -> None:
+        async with CrashBench(config=msgspec.structs.replace(BENCH_CONFIG, memory_limit=limit << 20)) as bench:
+            for stage in (Stage.READY, Stage.NARRATING, Stage.AGENT_RUNNING):
+                for way in (Way.SIGKILL, Way.SIGSEGV, Way.MEMORY):
+                    report = await bench.run(CrashCell(stage, way))
+                    assert report.ok, report
+
+    run_async(main())

@@ -259,7 +259,7 @@ def test_an_exit_without_a_result_is_an_error_even_with_code_zero() -> None:
 
     told = play(script)
     assert told.outcome == ("error", ErrorCode.WORKER_DIED)
-    assert "exited with code 0 before the run settled" in str(told.result.error)
+    assert "exited with code 0 before the run settled: it left without a result" in str(told.result.error)
 
 
 def test_a_hang_up_without_a_report_is_a_death_nobody_can_explain() -> None:
@@ -297,9 +297,20 @@ def test_a_worker_that_never_answers_the_load_is_given_up(monkeypatch: pytest.Mo
 
 
 DYING: dict[str, tuple[int, dict[str, Any], str, ErrorCode]] = {
-    "code 3": (3, {}, "exited with code 3", ErrorCode.WORKER_DIED),
-    "killed": (-signal.SIGKILL, {}, "was killed by SIGKILL", ErrorCode.WORKER_DIED),
-    "segfault": (-signal.SIGSEGV, {}, "was killed by SIGSEGV", ErrorCode.WORKER_DIED),
+    "code 3": (3, {}, "exited with code 3 before the run settled: it failed inside", ErrorCode.WORKER_DIED),
+    "killed": (
+        -signal.SIGKILL,
+        {},
+        "was killed by SIGKILL before the run settled: the system does",
+        ErrorCode.WORKER_DIED,
+    ),
+    "segfault": (
+        -signal.SIGSEGV,
+        {},
+        "SIGSEGV before the run settled: the JavaScript engine crashed",
+        ErrorCode.WORKER_DIED,
+    ),
+    "terminated": (-signal.SIGTERM, {}, "SIGTERM before the run settled: something on this", ErrorCode.WORKER_DIED),
     "a real-time signal": (-40, {}, "was killed by signal 40", ErrorCode.WORKER_DIED),
     "spin": (-signal.SIGPROF, {"cpu_seconds": 5.0}, "without yielding (sync_timeout)", ErrorCode.SCRIPT_TIMEOUT),
     "CPU limit": (-signal.SIGXCPU, {"cpu_seconds": 9.0}, "CPU time of 9 s (cpu_limit", ErrorCode.SCRIPT_TIMEOUT),
