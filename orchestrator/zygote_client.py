@@ -8,6 +8,7 @@ whatever the user's directory holds; a worker's exit is reported exactly once, w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.machinery
 import json
 import socket
@@ -302,6 +303,8 @@ class ZygoteClient:
         if control is not None:
             self._loop.remove_reader(control.fileno())
             self._loop.remove_writer(control.fileno())
+            with contextlib.suppress(OSError):  # not only closed: a process the host has forked holds it too
+                control.shutdown(socket.SHUT_RDWR)
             control.close()
         for _, descriptor in self._unsent:
             if descriptor is not None:

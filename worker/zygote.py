@@ -2,7 +2,7 @@
 
 Guarantees: it holds no memory of the host; it never runs a script itself; it checks that a forked engine survives
 garbage collection and JIT compilation before it offers to fork, and otherwise spawns workers; when the host is gone
-(end of file on the control socket) it kills every worker and exits.
+(end of file on the control socket, or the end of its process) it kills every worker and exits.
 """
 
 from __future__ import annotations
@@ -131,9 +131,10 @@ def _choose_method(wanted: str, hide_symbols: bool) -> tuple[str, str]:
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket, workers: WorkerProcesses) -> None:
+    def __init__(self, control: socket.socket, workers: WorkerProcesses, host: int | None) -> None:
         self._control = control
         self._workers = workers
+        self._host = host
         self._frames = FrameDecoder(_MAX_CONTROL_FRAME)
         self._descriptors: list[int] = []
         self._pid = os.getpid()
@@ -151,11 +152,13 @@ class _Zygote:
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(wake_read, selectors.EVENT_READ)
+            if self._host is not None:
+                selector.register(self._host, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
                     if key.fileobj is wake_read:
                         wake_read.recv(4096)
-                    elif not self._receive():
+                    elif key.fileobj == self._host or not self._receive():
                         return
                 for number, report in self._workers.reap():
                     self.send(WorkerExited(number, report))
@@ -191,16 +194,31 @@ class _Zygote:
                 self.send(Forked(fork.worker, pid))
 
 
+def _watch_host() -> int | None:
+    """A descriptor that becomes readable when the host's process ends, where the system has such a thing.
+
+    Why: a host that forks (a process pool does) shares its end of the control socket with its child, and the end of
+    file comes only when both are gone.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(os.getppid())
+    except OSError:  # forbidden, or the host has just ended: then so has the socket
+        return None
+
+
 def main(control_fd: int, wanted: str, hide_symbols: bool) -> None:
     """Entry of the process. ``wanted``: ``auto`` or ``spawn``; ``hide_symbols``: a test's way to lose the engine's
     exports."""
+    host = _watch_host()
     control = socket.socket(fileno=control_fd)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN if number != signal.SIGTERM else signal.SIG_DFL)
     method, reason = _choose_method(wanted, hide_symbols)
     sandbox.prepare()  # after the engine is loaded: the filter knows where its compiled code lies
     workers = WorkerProcesses(method, run_worker)
-    zygote = _Zygote(control, workers)
+    zygote = _Zygote(control, workers, host)
     gc.collect()
     gc.freeze()
     zygote.send(
