@@ -75,6 +75,70 @@ asyncio.run(main())
         process.communicate(timeout=20)
 
 
+FORKED = """
+def fork_a_child():
+    \"\"\"As a process pool does: it has a copy of every descriptor of the host, and lives on.\"\"\"
+    pid = os.fork()
+    if pid == 0:
+        os.close(1)
+        os.close(2)
+        signal.pause()
+        os._exit(0)
+    return pid
+"""
+
+
+def test_a_host_that_is_killed_leaves_nothing_although_a_process_it_forked_lives_on() -> None:
+    """Its copy of the control socket keeps the end of file from the zygote."""
+    body = (
+        FORKED
+        + """
+async def main():
+    engine = await new_engine()
+    run = await start(engine, SPIN)
+    await engine.said.wait()
+    print(fork_a_child(), flush=True)
+    await say_pids(engine)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+    )
+    with host(body) as process:
+        (forked,) = pids_of(process)
+        with Exits(pids_of(process)) as exits, Exits([forked]) as child:
+            process.kill()
+            assert exits.all_gone()
+            assert not child.all_gone(timeout=0)
+            os.kill(forked, signal.SIGKILL)
+            assert child.all_gone()
+        process.communicate(timeout=20)
+
+
+def test_a_close_is_heard_although_a_process_the_host_forked_lives_on() -> None:
+    """The zygote leaves by itself; one that does not hear the close is killed once the bound is over."""
+    body = (
+        FORKED
+        + """
+async def main():
+    engine = await new_engine()
+    async with engine:
+        async with await start(engine, "return await agent('x')") as run:
+            await run.result
+        forked = fork_a_child()
+        zygote = engine._pool._zygote._process
+    os.kill(forked, signal.SIGKILL)
+    os.waitpid(forked, 0)
+    print(zygote.returncode)
+
+asyncio.run(main())
+"""
+    )
+    with host(body) as process:
+        said, errors = process.communicate(timeout=30)
+        assert said.strip() == "0", errors
+
+
 # ------------------------------------------------------------------------------------------------- the host leaves
 
 LEAVINGS = {
