@@ -16,7 +16,7 @@ from orchestrator.agents import (
 )
 from orchestrator.config import EngineConfig
 from orchestrator.engine import EngineDescription, WorkflowEngine, WorkflowStartRequest, run_workflow
-from orchestrator.results import AgentFailure, WorkflowResult
+from orchestrator.results import AgentFailure, PhaseSummary, WorkflowResult
 from orchestrator.run import WorkflowRun
 from orchestrator.signals import AbortController, AbortSignal
 from protocol.errors import ErrorCode, WorkflowError
@@ -55,6 +55,7 @@ __all__ = [
     "LogWritten",
     "PhaseDeclaration",
     "PhaseStarted",
+    "PhaseSummary",
     "Usage",
     "WorkflowEnded",
     "WorkflowEngine",

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from orchestrator import lifecycle as lc
-from orchestrator.agents import AgentFailed, AgentProvider, AgentRequest, AgentResult, AgentRun
+from orchestrator import lifecycle_events as ev
+from orchestrator.agents import AgentFailed, AgentProvider, AgentRequest, AgentResult, AgentRun, Usage
 from orchestrator.jsonvalue import JSONValueError, encode_json, well_formed
 from orchestrator.schemas import AgentSchema
 from protocol.errors import WorkflowError
@@ -24,6 +24,7 @@ __all__ = ["Child"]
 _log = logging.getLogger(__name__)
 
 _NULL = msgspec.Raw(b"null")
+_NO_USAGE = Usage()
 
 
 class Child:
@@ -39,7 +40,7 @@ class Child:
         provider: AgentProvider,
         request: AgentRequest,
         schema: AgentSchema | None,
-        feed: Callable[[lc.Event], None],
+        feed: Callable[[ev.Event], None],
         gone: Callable[[int], None],
         max_answer: int,
     ) -> None:
@@ -74,14 +75,14 @@ class Child:
         except asyncio.CancelledError:
             if not self._excuse_cancel():
                 raise
-            self._feed(lc.StartRefused(seq, "it was cancelled while starting"))
+            self._feed(ev.StartRefused(seq, "it was cancelled while starting"))
             return
         except Exception as error:
             if self._run is not None:  # it started, but has no id to be announced by
                 await self._dispose()
-            self._feed(lc.StartRefused(seq, render(error)))
+            self._feed(ev.StartRefused(seq, render(error)))
             return
-        self._feed(lc.ChildStarted(seq, child_id))
+        self._feed(ev.ChildStarted(seq, child_id))
         if not self._wanted:
             self._awaiting = True
             outcome = await self._outcome(run)
@@ -97,12 +98,12 @@ class Child:
 
     def _came_to_rest(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:  # SystemExit and its kind: the loop is ending
-            self._feed(lc.CancelRequested("the event loop is shutting down"))
+            self._feed(ev.CancelRequested("the event loop is shutting down"))
         self._rest()
 
     def _rest(self) -> None:
         self._gone(self._request.seq)
-        self._feed(lc.ChildAtRest(self._request.seq))
+        self._feed(ev.ChildAtRest(self._request.seq))
 
     def _excuse_cancel(self) -> bool:
         """Whether a CancelledError is the provider's own or follows from the run's abort, and not from outside."""
@@ -114,50 +115,61 @@ class Child:
             while task.cancelling():
                 task.uncancel()
             return True
-        self._feed(lc.CancelRequested("the event loop is shutting down"))
+        self._feed(ev.CancelRequested("the event loop is shutting down"))
         return False
 
-    async def _outcome(self, run: AgentRun) -> lc.Event:
+    async def _outcome(self, run: AgentRun) -> ev.Event:
         seq = self._request.seq
         try:
             answer: Any = await run.result
         except AgentFailed as failure:
-            return lc.ChildSettled(seq, _NULL, failed=True, error=render(failure, bare=True))
+            return ev.ChildSettled(seq, _NULL, failed=True, error=render(failure, bare=True))
         except asyncio.CancelledError:
             if not self._excuse_cancel():
                 raise
-            return lc.ChildSettled(seq, _NULL, failed=True, error="it was cancelled by its provider")
+            return ev.ChildSettled(seq, _NULL, failed=True, error="it was cancelled by its provider")
         except Exception as error:
-            return lc.ChildBroke(seq, render(error))
+            return ev.ChildBroke(seq, render(error))
         if not isinstance(answer, AgentResult):
-            return lc.ChildBroke(seq, f"its result is a {type(answer).__name__}, not an AgentResult")
+            return ev.ChildBroke(seq, f"its result is a {type(answer).__name__}, not an AgentResult")
         try:
             return self._judge(answer)
         except Exception as error:  # the fields of a result are whatever the provider put there
-            return lc.ChildBroke(seq, f"its result cannot be read: {render(error)}")
+            return ev.ChildBroke(seq, f"its result cannot be read: {render(error)}")
 
-    def _judge(self, answer: AgentResult) -> lc.Event:
+    def _judge(self, answer: AgentResult) -> ev.Event:
         seq = self._request.seq
-        tokens: Any = answer.usage.output_tokens if answer.usage is not None else 0
-        if not isinstance(tokens, int) or tokens < 0:
-            return lc.ChildBroke(seq, f"it reports {tokens!r:.40} output tokens, not a whole number")
+        usage = answer.usage if answer.usage is not None else _NO_USAGE
+        for kind, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
+            if not isinstance(cast(object, tokens), int) or tokens < 0:
+                return ev.ChildBroke(seq, f"it reports {tokens!r:.40} {kind} tokens, not a whole number")
         if answer.stop_reason != "completed":
             reason = answer.error or f"it stopped: {answer.stop_reason}"
-            return lc.ChildSettled(seq, _NULL, failed=True, error=well_formed(reason), output_tokens=tokens)
+            return self._settled(usage, error=well_formed(reason))
         value: object = answer.text if self._schema is None else answer.structured
         if self._schema is None and not isinstance(value, str):
-            return lc.ChildBroke(seq, f"its text is a {type(value).__name__}, not a str")
+            return ev.ChildBroke(seq, f"its text is a {type(value).__name__}, not a str")
         try:
             raw = encode_json(value, "answer")
         except JSONValueError as error:
-            return lc.ChildBroke(seq, f"its answer is not JSON: {error}")
+            return ev.ChildBroke(seq, f"its answer is not JSON: {error}")
         size = memoryview(raw).nbytes
         if size > self._max_answer:
-            return lc.ChildBroke(seq, f"its answer of {size} bytes is over the limit of {self._max_answer} (max_frame)")
+            return ev.ChildBroke(seq, f"its answer of {size} bytes is over the limit of {self._max_answer} (max_frame)")
         if self._schema is not None and (errors := self._schema.errors(msgspec.json.decode(raw))):
             text = "its answer does not match the schema: " + "; ".join(errors)
-            return lc.ChildSettled(seq, _NULL, failed=True, error=well_formed(text), output_tokens=tokens)
-        return lc.ChildSettled(seq, raw, output_tokens=tokens)
+            return self._settled(usage, error=well_formed(text))
+        return self._settled(usage, raw)
+
+    def _settled(self, usage: Usage, value: msgspec.Raw = _NULL, error: str | None = None) -> ev.Event:
+        return ev.ChildSettled(
+            self._request.seq,
+            value,
+            failed=error is not None,
+            error=error,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+        )
 
     async def _dispose(self) -> None:
         assert self._run is not None

@@ -17,12 +17,43 @@ from __future__ import annotations
 
 import collections
 from enum import Enum, auto
-from typing import Literal, assert_never
+from typing import assert_never
 
 import msgspec
 
 from orchestrator.deaths import explain_death
-from orchestrator.results import AgentFailure
+from orchestrator.lifecycle_events import (
+    AbortAgents,
+    Admit,
+    ArmDeadline,
+    BadMessage,
+    CallAdmitted,
+    CallRefused,
+    CancelRequested,
+    ChildAtRest,
+    ChildBroke,
+    ChildSettled,
+    ChildStarted,
+    DeadlinePassed,
+    DisposeAgent,
+    Emit,
+    Event,
+    Exited,
+    HungUp,
+    Instruction,
+    KillWorker,
+    Outcome,
+    Refuse,
+    ScriptLoaded,
+    ScriptRefused,
+    Send,
+    Settle,
+    StartAgent,
+    StartRefused,
+    WorkerFailed,
+    WriteBlocked,
+)
+from orchestrator.results import AgentFailure, PhaseSummary
 from protocol.errors import ErrorCode
 from protocol.events import (
     AgentEnded,
@@ -30,15 +61,12 @@ from protocol.events import (
     AgentStarted,
     LogWritten,
     PhaseStarted,
-    StopReason,
     WorkflowEnded,
-    WorkflowEvent,
     WorkflowRunInfo,
     WorkflowStarted,
 )
 from protocol.messages import (
     AgentRejected,
-    AgentReply,
     AgentSettled,
     ExitReport,
     Go,
@@ -48,199 +76,7 @@ from protocol.messages import (
     ScriptFailed,
 )
 
-__all__ = ["CallState", "Event", "Instruction", "Lifecycle", "Outcome", "RunLimits", "RunState"]
-
-DeadlineKind = Literal["load", "run", "grace", "exit-report"]
-
-# ------------------------------------------------------------------------------------------------- events
-
-
-class ScriptLoaded(msgspec.Struct, frozen=True):
-    """The script compiles and its meta is valid."""
-
-    info: WorkflowRunInfo
-
-
-class ScriptRefused(msgspec.Struct, frozen=True):
-    """The script does not compile, or its header is invalid: there will be no run."""
-
-    code: str
-    message: str
-
-
-class CallAdmitted(msgspec.Struct, frozen=True):
-    """A valid ``agent()`` call."""
-
-    seq: int
-    label: str
-    phase: str | None
-
-
-class CallRefused(msgspec.Struct, frozen=True):
-    """An ``agent()`` call whose options or schema the host refuses."""
-
-    seq: int
-    code: str
-    message: str
-
-
-class ChildStarted(msgspec.Struct, frozen=True):
-    seq: int
-    child_id: str
-
-
-class StartRefused(msgspec.Struct, frozen=True):
-    """The provider refused to start a child, or was stopped before it did."""
-
-    seq: int
-    message: str
-
-
-class ChildSettled(msgspec.Struct, frozen=True):
-    """A child ended in an ordinary way. ``value`` is JSON text; ``error`` the reason when it failed."""
-
-    seq: int
-    value: msgspec.Raw
-    failed: bool = False
-    error: str | None = None
-    output_tokens: int = 0
-
-
-class ChildBroke(msgspec.Struct, frozen=True):
-    """A started child raised, or answered something that is not JSON."""
-
-    seq: int
-    message: str
-
-
-class ChildAtRest(msgspec.Struct, frozen=True):
-    """Nothing of the child runs any more and it has been disposed."""
-
-    seq: int
-
-
-class BadMessage(msgspec.Struct, frozen=True):
-    """The worker sent something malformed, out of order or over a limit."""
-
-    reason: str
-
-
-class WorkerFailed(msgspec.Struct, frozen=True):
-    """There is no usable worker: it could not be started, or lacks a wall that is required."""
-
-    message: str
-
-
-class HungUp(msgspec.Struct, frozen=True):
-    """End of file on the worker's socket. ``doing``: the last thing it was seen to do."""
-
-    doing: str
-
-
-class Exited(msgspec.Struct, frozen=True):
-    """The worker's process is gone. ``report`` is ``None`` when its zygote died too."""
-
-    report: ExitReport | None
-
-
-class CancelRequested(msgspec.Struct, frozen=True):
-    reason: str
-
-
-class DeadlinePassed(msgspec.Struct, frozen=True):
-    kind: DeadlineKind
-
-
-class WriteBlocked(msgspec.Struct, frozen=True):
-    """The worker does not read what it is sent (or does again)."""
-
-    blocked: bool
-
-
-Event = (
-    ScriptLoaded
-    | ScriptRefused
-    | PhaseCalled
-    | LogCalled
-    | CallAdmitted
-    | CallRefused
-    | ResultReturned
-    | ScriptFailed
-    | ChildStarted
-    | StartRefused
-    | ChildSettled
-    | ChildBroke
-    | ChildAtRest
-    | BadMessage
-    | WorkerFailed
-    | HungUp
-    | Exited
-    | CancelRequested
-    | DeadlinePassed
-    | WriteBlocked
-)
-
-# ------------------------------------------------------------------------------------------------- instructions
-
-
-class Send(msgspec.Struct, frozen=True):
-    message: Go | AgentReply
-
-
-class StartAgent(msgspec.Struct, frozen=True):
-    seq: int
-
-
-class DisposeAgent(msgspec.Struct, frozen=True):
-    seq: int
-
-
-class AbortAgents(msgspec.Struct, frozen=True):
-    reason: str
-
-
-class Emit(msgspec.Struct, frozen=True):
-    event: WorkflowEvent
-
-
-class KillWorker(msgspec.Struct, frozen=True):
-    pass
-
-
-class ArmDeadline(msgspec.Struct, frozen=True):
-    kind: DeadlineKind
-    seconds: float
-
-
-class Refuse(msgspec.Struct, frozen=True):
-    """There is no run: whoever waits for the start gets this error."""
-
-    code: str
-    message: str
-
-
-class Admit(msgspec.Struct, frozen=True):
-    """There is a run: whoever waits for the start gets it."""
-
-    info: WorkflowRunInfo
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    stop_reason: StopReason
-    value: msgspec.Raw | None = None
-    error: str | None = None
-    code: str | None = None
-
-
-class Settle(msgspec.Struct, frozen=True):
-    """The run is over: release every timer and callback and resolve the result."""
-
-    outcome: Outcome
-
-
-Instruction = Send | StartAgent | DisposeAgent | AbortAgents | Emit | KillWorker | ArmDeadline | Refuse | Admit | Settle
-
-# ------------------------------------------------------------------------------------------------- the machine
+__all__ = ["CallState", "Lifecycle", "RunLimits", "RunState"]
 
 
 class RunState(Enum):
@@ -267,6 +103,25 @@ class _Call:
         self.phase = admitted.phase
         self.state = CallState.WAITING
         self.child_id = ""
+
+
+class _PhaseTally(msgspec.Struct):
+    title: str | None
+    counts: dict[AgentOutcome, int]
+    started: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def summary(self) -> PhaseSummary:
+        return PhaseSummary(
+            title=self.title,
+            started=self.started,
+            completed=self.counts["completed"],
+            failed=self.counts["failed"],
+            cancelled=self.counts["cancelled"],
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+        )
 
 
 class RunLimits(msgspec.Struct, frozen=True):
@@ -299,11 +154,10 @@ class Lifecycle:
         self.info = info
         self.state = RunState.LOADING
         self.outcome: Outcome | None = None
-        self.agents_started = 0
-        self.counts: dict[AgentOutcome, int] = {"completed": 0, "failed": 0, "cancelled": 0}
         self.failures: list[AgentFailure] = []
         self.warnings: list[str] = []
-        self.output_tokens = 0
+        self.output_tokens = 0  # kept beside the tallies: every answer tells the script
+        self._phases: dict[str | None, _PhaseTally] = {}
         self._calls: dict[int, _Call] = {}
         self._waiting: collections.deque[_Call] = collections.deque()
         self._last_seq = 0
@@ -311,6 +165,22 @@ class Lifecycle:
         self._write_blocked = False
         self._doing: str | None = None  # set once the worker hung up and its exit report is awaited
         self._exited: Exited | None = None  # what was reported before the hang-up
+
+    @property
+    def phases(self) -> tuple[PhaseSummary, ...]:
+        """What the agents came to so far, phase by phase."""
+        return tuple(tally.summary() for tally in self._phases.values())
+
+    @property
+    def counts(self) -> dict[AgentOutcome, int]:
+        """Children by how they ended."""
+        outcomes: tuple[AgentOutcome, ...] = ("completed", "failed", "cancelled")
+        return {outcome: sum(tally.counts[outcome] for tally in self._phases.values()) for outcome in outcomes}
+
+    @property
+    def agents_started(self) -> int:
+        """Children that a provider started."""
+        return sum(tally.started for tally in self._phases.values())
 
     @property
     def open_agents(self) -> int:
@@ -402,7 +272,7 @@ class Lifecycle:
                 call = self._calls[seq]
                 call.state = CallState.RUNNING
                 call.child_id = child_id
-                self.agents_started += 1
+                self._tally(call).started += 1
                 return [Emit(AgentStarted(self.info, seq, call.label, child_id, call.phase))]
             case StartRefused(seq=seq, message=message):
                 del self._calls[seq]
@@ -411,7 +281,8 @@ class Lifecycle:
             case ChildSettled():
                 self.output_tokens += event.output_tokens
                 outcome: AgentOutcome = "failed" if event.failed else "completed"
-                ended = self._end(self._calls[event.seq], outcome, event.error)
+                call = self._calls[event.seq]
+                ended = self._end(call, outcome, event.error, event.input_tokens, event.output_tokens)
                 reply = AgentSettled(event.seq, event.value, self.output_tokens)
                 return [*ended, Send(reply), *self._free_slot()]
             case ChildBroke(seq=seq, message=message):
@@ -475,13 +346,27 @@ class Lifecycle:
         self._busy -= 1
         return self._start_waiting()
 
-    def _end(self, call: _Call, outcome: AgentOutcome, error: str | None) -> list[Instruction]:
+    def _tally(self, call: _Call) -> _PhaseTally:
+        tally = self._phases.get(call.phase)
+        if tally is None:
+            tally = _PhaseTally(call.phase, {"completed": 0, "failed": 0, "cancelled": 0})
+            self._phases[call.phase] = tally
+        return tally
+
+    def _end(
+        self, call: _Call, outcome: AgentOutcome, error: str | None, input_tokens: int = 0, output_tokens: int = 0
+    ) -> list[Instruction]:
         assert self.info is not None
         call.state = CallState.ENDED
-        self.counts[outcome] += 1
+        tally = self._tally(call)
+        tally.counts[outcome] += 1
+        tally.input_tokens += input_tokens
+        tally.output_tokens += output_tokens
         if outcome == "failed":
             self.failures.append(AgentFailure(call.seq, call.label, call.phase, error or "no reason given"))
-        ended = AgentEnded(self.info, call.seq, call.label, call.child_id, outcome, call.phase, error)
+        ended = AgentEnded(
+            self.info, call.seq, call.label, call.child_id, outcome, call.phase, error, input_tokens, output_tokens
+        )
         return [Emit(ended), DisposeAgent(call.seq)]
 
     # ---------------------------------------------------------------- closing

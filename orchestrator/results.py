@@ -8,7 +8,7 @@ import msgspec
 
 from protocol.events import StopReason
 
-__all__ = ["AgentFailure", "WorkflowResult"]
+__all__ = ["AgentFailure", "PhaseSummary", "WorkflowResult"]
 
 
 class AgentFailure(msgspec.Struct, frozen=True):
@@ -18,6 +18,23 @@ class AgentFailure(msgspec.Struct, frozen=True):
     label: str
     phase: str | None
     reason: str
+
+
+class PhaseSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agents of one phase came to. ``title`` is ``None`` for agents outside any phase.
+
+    Args:
+        started: children a provider started; the sum of the three counts below.
+        input_tokens, output_tokens: what the providers reported, also for agents that failed.
+    """
+
+    title: str | None
+    started: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 class WorkflowResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +48,8 @@ class WorkflowResult(msgspec.Struct, frozen=True, kw_only=True):
         agents_started: children a provider started; the sum of the three counts below.
         failures: each failed agent with its reason, so that a completed run with five dead agents shows them.
         warnings: what was changed or left behind on the way.
-        output_tokens: what providers reported.
+        input_tokens, output_tokens: what providers reported.
+        phases: the same by phase, in the order in which their first agents started.
     """
 
     value: Any = None
@@ -44,4 +62,6 @@ class WorkflowResult(msgspec.Struct, frozen=True, kw_only=True):
     agents_cancelled: int = 0
     failures: tuple[AgentFailure, ...] = ()
     warnings: tuple[str, ...] = ()
+    input_tokens: int = 0
     output_tokens: int = 0
+    phases: tuple[PhaseSummary, ...] = ()

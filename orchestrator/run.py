@@ -17,6 +17,7 @@ from typing import Any, assert_never, cast
 import msgspec
 
 from orchestrator import lifecycle as lc
+from orchestrator import lifecycle_events as ev
 from orchestrator.agents import PASS_THROUGH_OPTIONS, AgentProvider, AgentRequest
 from orchestrator.bus import Backlog, EventBus, EventStream
 from orchestrator.child import Child
@@ -98,7 +99,7 @@ class RunDriver:
             base_memory=pool.ready.base_memory if pool.ready is not None else 0,
         )
         self.machine = lc.Lifecycle(limits, None if meta is None else WorkflowRunInfo(run_id, meta))
-        self._inbox: collections.deque[lc.Event] = collections.deque()
+        self._inbox: collections.deque[ev.Event] = collections.deque()
         self._handling = False
         self._last: wire.WorkerMessage | None = None
         self._value: Any = None
@@ -121,7 +122,7 @@ class RunDriver:
         """Loads the script. Raises `WorkflowError` when there will be no run; then nothing is left behind."""
         self._connection.send(wire.encode(load))
         self._connection.resume()
-        self._perform(lc.ArmDeadline("load", self.machine.limits.load_timeout))
+        self._perform(ev.ArmDeadline("load", self.machine.limits.load_timeout))
         if self._worker.exited:
             self._worker_exited(self._worker.report)
         try:
@@ -141,7 +142,7 @@ class RunDriver:
             self.settled.cancel()
             self._on_settled(self)
         else:
-            self.feed(lc.CancelRequested("the task that started the run was cancelled"))
+            self.feed(ev.CancelRequested("the task that started the run was cancelled"))
 
     def cancel(self, reason: str | None) -> None:
         """From any thread; the first reason wins."""
@@ -149,10 +150,10 @@ class RunDriver:
         if self._loop.is_closed():
             return  # nothing runs any more that could be cancelled
         if threading.get_ident() == self._thread:
-            self.feed(lc.CancelRequested(text))
+            self.feed(ev.CancelRequested(text))
         else:
             with contextlib.suppress(RuntimeError):  # closed in this very moment
-                self._loop.call_soon_threadsafe(self.feed, lc.CancelRequested(text))
+                self._loop.call_soon_threadsafe(self.feed, ev.CancelRequested(text))
 
     def _signal_aborted(self, _reason: str) -> None:
         started = self.machine.state is not lc.RunState.LOADING
@@ -190,7 +191,7 @@ class RunDriver:
 
     # ---------------------------------------------------------------- the one inlet
 
-    def feed(self, event: lc.Event) -> None:
+    def feed(self, event: ev.Event) -> None:
         """Hands an event to the machine and carries out what it says. Re-entrant calls wait their turn."""
         self._inbox.append(event)
         if self._handling:
@@ -203,33 +204,33 @@ class RunDriver:
         finally:
             self._handling = False
 
-    def _perform(self, instruction: lc.Instruction) -> None:
+    def _perform(self, instruction: ev.Instruction) -> None:
         match instruction:
-            case lc.Emit(event=event):
+            case ev.Emit(event=event):
                 self._emit(event)
-            case lc.Send(message=message):
+            case ev.Send(message=message):
                 self._connection.send(wire.encode(message), more=len(self._children) > 1)
-            case lc.StartAgent(seq=seq):
+            case ev.StartAgent(seq=seq):
                 self._start_child(seq)
-            case lc.DisposeAgent(seq=seq):
+            case ev.DisposeAgent(seq=seq):
                 self._children[seq].dispose()
-            case lc.AbortAgents(reason=reason):
+            case ev.AbortAgents(reason=reason):
                 self._abort.abort(reason)
-            case lc.KillWorker():
+            case ev.KillWorker():
                 self._connection.close()
                 self._pool.kill(self._worker)
-            case lc.ArmDeadline(kind=kind, seconds=seconds):
-                self._timers[kind] = self._loop.call_later(seconds, self.feed, lc.DeadlinePassed(kind))
-            case lc.Admit(info=info):
+            case ev.ArmDeadline(kind=kind, seconds=seconds):
+                self._timers[kind] = self._loop.call_later(seconds, self.feed, ev.DeadlinePassed(kind))
+            case ev.Admit(info=info):
                 if not self._admission.done():
                     self._admission.set_result(info)
-            case lc.Refuse(code=code, message=message):
+            case ev.Refuse(code=code, message=message):
                 self._release()
                 self.settled.cancel()
                 self._on_settled(self)
                 if not self._admission.done():
                     self._admission.set_exception(WorkflowError(ErrorCode(code), message))
-            case lc.Settle(outcome=outcome):
+            case ev.Settle(outcome=outcome):
                 self._settle(outcome)
             case _:
                 assert_never(instruction)
@@ -240,8 +241,9 @@ class RunDriver:
             stream.deliver(event)
         self._bus.emit(event)
 
-    def _settle(self, outcome: lc.Outcome) -> None:
+    def _settle(self, outcome: ev.Outcome) -> None:
         machine = self.machine
+        counts, phases = machine.counts, machine.phases
         self._release()
         result = WorkflowResult(
             value=self._value if outcome.stop_reason == "completed" else None,
@@ -249,12 +251,14 @@ class RunDriver:
             error=outcome.error,
             code=outcome.code,
             agents_started=machine.agents_started,
-            agents_completed=machine.counts["completed"],
-            agents_failed=machine.counts["failed"],
-            agents_cancelled=machine.counts["cancelled"],
+            agents_completed=counts["completed"],
+            agents_failed=counts["failed"],
+            agents_cancelled=counts["cancelled"],
             failures=tuple(machine.failures),
             warnings=tuple(machine.warnings),
+            input_tokens=sum(phase.input_tokens for phase in phases),
             output_tokens=machine.output_tokens,
+            phases=phases,
         )
         if not self.settled.done():
             self.settled.set_result(result)
@@ -269,10 +273,10 @@ class RunDriver:
         try:
             message = wire.decode_worker_message(frame)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            self.feed(lc.BadMessage(f"a message that cannot be read ({_short(error)})"))
+            self.feed(ev.BadMessage(f"a message that cannot be read ({_short(error)})"))
             return
         if self._last is None and not isinstance(message, wire.Ready):
-            self.feed(lc.BadMessage("a message before ready"))
+            self.feed(ev.BadMessage("a message before ready"))
             return
         match message:
             case wire.LogCalled() | wire.PhaseCalled() | wire.ScriptFailed():
@@ -283,7 +287,7 @@ class RunDriver:
                 try:
                     self._value = msgspec.json.decode(message.value)
                 except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-                    self.feed(lc.BadMessage(f"a result that cannot be read ({_short(error)})"))
+                    self.feed(ev.BadMessage(f"a result that cannot be read ({_short(error)})"))
                     return
                 self.feed(message)
             case wire.Ready(walls=walls):
@@ -293,29 +297,29 @@ class RunDriver:
             case wire.Rejected(code=code, message=text):
                 explained = text + self._explain_parse_error(text) if code == ErrorCode.SCRIPT_PARSE else text
                 known = code if code in (ErrorCode.SCRIPT_PARSE, ErrorCode.META_INVALID) else ErrorCode.PROTOCOL
-                self.feed(lc.ScriptRefused(known, explained))
+                self.feed(ev.ScriptRefused(known, explained))
             case _:
                 assert_never(message)
         self._last = message
 
     def frames_broken(self, reason: str) -> None:
-        self.feed(lc.BadMessage(reason))
+        self.feed(ev.BadMessage(reason))
 
     def hung_up(self) -> None:
-        self.feed(lc.HungUp(_describe(self._last)))
+        self.feed(ev.HungUp(_describe(self._last)))
 
     def write_blocked(self, blocked: bool) -> None:
-        self.feed(lc.WriteBlocked(blocked))
+        self.feed(ev.WriteBlocked(blocked))
 
     def _worker_exited(self, report: wire.ExitReport | None) -> None:
         if self._worker.failure is not None:
-            self.feed(lc.WorkerFailed(f"no worker could be started: {self._worker.failure}"))
+            self.feed(ev.WorkerFailed(f"no worker could be started: {self._worker.failure}"))
         else:
-            self.feed(lc.Exited(report))
+            self.feed(ev.Exited(report))
 
     def _check_walls(self, walls: tuple[wire.WallReport, ...]) -> None:
         if self._last is not None:
-            self.feed(lc.BadMessage("ready was sent twice"))
+            self.feed(ev.BadMessage("ready was sent twice"))
             return
         self._pool.walls = walls
         if self._config.sandbox == "required":
@@ -323,19 +327,19 @@ class RunDriver:
             if down:
                 lacks = ", ".join(down)
                 text = f"sandbox='required', but this system lacks: {lacks}; use sandbox='auto' to run without"
-                self.feed(lc.WorkerFailed(text))
+                self.feed(ev.WorkerFailed(text))
 
-    def _loaded(self, meta: msgspec.Raw | msgspec.UnsetType) -> lc.Event:
+    def _loaded(self, meta: msgspec.Raw | msgspec.UnsetType) -> ev.Event:
         if self.machine.info is not None:
-            return lc.ScriptLoaded(self.machine.info)
+            return ev.ScriptLoaded(self.machine.info)
         if meta is msgspec.UNSET:
-            return lc.BadMessage("no meta came back for the header")
+            return ev.BadMessage("no meta came back for the header")
         try:
-            return lc.ScriptLoaded(WorkflowRunInfo(self._run_id, validate_meta(msgspec.json.decode(meta))))
+            return ev.ScriptLoaded(WorkflowRunInfo(self._run_id, validate_meta(msgspec.json.decode(meta))))
         except WorkflowError as error:
-            return lc.ScriptRefused(error.code, error.message)
+            return ev.ScriptRefused(error.code, error.message)
         except (msgspec.MsgspecError, RecursionError, ValueError):
-            return lc.BadMessage("a meta that cannot be read")
+            return ev.BadMessage("a meta that cannot be read")
 
     def batch_received(self) -> None:
         """Reads no further while a listener is far behind; a listener that is stuck is not waited for."""
@@ -371,7 +375,7 @@ class RunDriver:
 
     # ---------------------------------------------------------------- agents
 
-    def _admit_call(self, call: wire.AgentCalled) -> lc.Event:
+    def _admit_call(self, call: wire.AgentCalled) -> ev.Event:
         """Checks what only the host can: provider, options, schema, budget."""
         provider, named = self._provider, self._provider_name
         if call.provider is not None and (chosen := self._find_provider(call.provider)) is not None:
@@ -380,25 +384,25 @@ class RunDriver:
         supported = cast(tuple[str, ...], tuple(getattr(provider, "supported_options", ())))
         for name in options:
             if name not in PASS_THROUGH_OPTIONS:
-                return lc.BadMessage(f"an agent call with the unknown option {name[:40]!r}")
+                return ev.BadMessage(f"an agent call with the unknown option {name[:40]!r}")
             if name not in supported:
                 known = ", ".join(("label, phase, schema, provider, model", *supported))
                 text = f'agent() option "{name}" is not supported by the agent provider "{named}" (supported: {known})'
-                return lc.CallRefused(call.seq, ErrorCode.UNSUPPORTED_OPTION, text)
+                return ev.CallRefused(call.seq, ErrorCode.UNSUPPORTED_OPTION, text)
         budget = self._config.token_budget
         if budget is not None and self.machine.output_tokens >= budget:
             spent = self.machine.output_tokens
             text = f"this run has spent {spent} of its {budget} output tokens; no further agent starts"
-            return lc.CallRefused(call.seq, ErrorCode.BUDGET_EXCEEDED, text)
+            return ev.CallRefused(call.seq, ErrorCode.BUDGET_EXCEEDED, text)
         schema = None
         if call.schema is not msgspec.UNSET:
             try:
                 schema = compile_schema(bytes(call.schema))
             except WorkflowError as error:
-                return lc.CallRefused(call.seq, error.code, error.message)
+                return ev.CallRefused(call.seq, error.code, error.message)
         label = call.label if call.label is not None else default_label(call.prompt)
         self._calls[call.seq] = _Call(call, label, schema, provider)
-        return lc.CallAdmitted(call.seq, label, call.phase)
+        return ev.CallAdmitted(call.seq, label, call.phase)
 
     def _start_child(self, seq: int) -> None:
         call = self._calls.pop(seq)

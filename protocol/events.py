@@ -99,7 +99,10 @@ class AgentStarted(WorkflowEvent, frozen=True, tag="workflow/agent-start"):
 
 
 class AgentEnded(WorkflowEvent, frozen=True, tag="workflow/agent-end"):
-    """The end of the child that `AgentStarted` announced. ``error`` is the reason of a failure."""
+    """The end of the child that `AgentStarted` announced. ``error`` is the reason of a failure.
+
+    Tokens are what its provider reported; 0 where it does not know, and for an agent that was cancelled.
+    """
 
     type: ClassVar[str] = "workflow/agent-end"
 
@@ -109,6 +112,8 @@ class AgentEnded(WorkflowEvent, frozen=True, tag="workflow/agent-end"):
     outcome: AgentOutcome
     phase: str | None = None
     error: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 class WorkflowEnded(WorkflowEvent, frozen=True, tag="workflow/end"):

@@ -250,6 +250,26 @@ def test_a_budget_nobody_catches_ends_the_run_with_the_numbers() -> None:
     )
 
 
+def test_the_outcome_tells_counts_and_tokens_phase_by_phase() -> None:
+    text = """phase('Find'); await agent('a'); await agent('fail');
+    phase('Judge'); await agent('b'); await agent('c', {phase: 'Find'});
+    await agent('d', {phase: 'Last'})"""
+    result = run_script("await agent('before'); " + text, agent=_paid(7)).result
+    assert [(p.title, p.started, p.completed, p.failed, p.input_tokens, p.output_tokens) for p in result.phases] == [
+        (None, 1, 1, 0, 1000, 7),
+        ("Find", 3, 2, 1, 2000, 21),
+        ("Judge", 1, 1, 0, 1000, 7),
+        ("Last", 1, 1, 0, 1000, 7),
+    ]
+    assert (result.input_tokens, result.output_tokens) == (5000, 42)
+
+
+def test_the_end_of_an_agent_tells_what_it_cost() -> None:
+    events = run_script("await agent('a'); await agent('fail')", agent=_paid(7)).events
+    ended = [event for event in events if isinstance(event, AgentEnded)]
+    assert [(event.input_tokens, event.output_tokens) for event in ended] == [(1000, 7), (0, 7)]
+
+
 def test_failed_agents_cost_too(value: Callable[..., Any]) -> None:
     assert value("await agent('fail'); return budget.spent()", agent=_paid(7)) == 7
 

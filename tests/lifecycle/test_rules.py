@@ -121,7 +121,7 @@ def test_an_agent_is_started_announced_ended_answered_and_disposed_in_that_order
     assert isinstance(begun, lc.Emit)
     ended = story.tell(settled(1, tokens=7))
     assert [type(instruction) for instruction in ended] == [lc.Emit, lc.DisposeAgent, lc.Send]
-    assert ended[0] == lc.Emit(AgentEnded(INFO, 1, "look", "child-1", "completed", "one", None))
+    assert ended[0] == lc.Emit(AgentEnded(INFO, 1, "look", "child-1", "completed", "one", None, 0, 7))
     assert ended[2] == lc.Send(AgentSettled(1, msgspec.Raw(b'"ok"'), 7))
     story.tell(rest(1))
     story.tell(RESULT)
