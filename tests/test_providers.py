@@ -17,6 +17,7 @@ import pytest
 from orchestrator.agents import AgentProvider, AgentRequest, AgentResult
 from orchestrator.providers import (
     CommandProvider,
+    CommandSettings,
     ProviderSpecError,
     RehearseProvider,
     provider_from_spec,
@@ -54,7 +55,7 @@ async def ask(provider: AgentProvider, request: AgentRequest) -> AgentResult:
 
 
 def shell(script: str, **settings: Any) -> CommandProvider:
-    return CommandProvider(["sh", "-c", script], **settings)
+    return CommandProvider(CommandSettings(argv=("sh", "-c", script), **settings))
 
 
 @pytest.fixture
@@ -141,8 +142,11 @@ def test_colours_and_control_characters_stay_out_of_the_reason() -> None:
 
 
 def test_output_beyond_the_limit_stops_the_command_and_fails_the_agent() -> None:
-    result = within(ask(CommandProvider(["yes"], max_output=100_000), make_request()))
-    assert (result.stop_reason, result.error) == ("error", "yes printed more than 100000 bytes and was stopped")
+    result = within(ask(shell("yes", max_output=100_000), make_request()))
+    assert (result.stop_reason, result.error) == (
+        "error",
+        "sh printed more than 100000 bytes (max_output) and was stopped",
+    )
 
 
 def test_output_that_is_not_utf_8_reads_as_replacement_characters() -> None:

@@ -102,6 +102,7 @@ class ChildProcess:
         self._loop.add_reader(self._out_fd, self._read_stdout)
         self._loop.add_reader(self._err_fd, self._read_stderr)
         self._loop.add_writer(self._in_fd, self._write_stdin)
+        self.last_output = self._loop.time()  # when it last printed on either output; its start before that
         self._task = self._loop.create_task(self._live(), name=f"child-{self.pid}")
 
     async def wait(self) -> ChildExit:
@@ -268,6 +269,7 @@ class ChildProcess:
         except OSError:
             data = b""
         if data:
+            self.last_output = self._loop.time()
             return data
         self._close_fd(fd)
         self._outputs_open -= 1

@@ -1,11 +1,13 @@
 """Agents that are command-line programs: one process per agent, the prompt on stdin, the answer on stdout.
 
-Guarantees: an agent that failed says why (its exit code or signal and the last lines of its stderr); a program that
-cannot be started refuses the agent with a text that names it; after an abort or ``dispose`` nothing the agent started
-is left (see `orchestrator.providers.child_process`).
+Guarantees: an agent that failed says why (its exit code or signal, and the failure it reports or the last lines of its
+stderr); a program that cannot be started refuses the agent with a text that names it; after an abort, a timeout or
+``dispose`` nothing the agent started is left (see `orchestrator.providers.child_process`).
 
 The program learns about the call from its environment: ``WORKFLOW_AGENT_LABEL`` and ``WORKFLOW_AGENT_SEQ`` always,
-``WORKFLOW_AGENT_PHASE``, ``WORKFLOW_AGENT_MODEL`` and ``WORKFLOW_AGENT_SCHEMA`` (JSON) where the call has one.
+``WORKFLOW_AGENT_PHASE``, ``WORKFLOW_AGENT_MODEL``, ``WORKFLOW_AGENT_SCHEMA`` (JSON), ``WORKFLOW_AGENT_EFFORT``,
+``WORKFLOW_AGENT_TYPE`` and ``WORKFLOW_AGENT_ISOLATION`` where the call has one; and from arguments, where the settings
+say so.
 """
 
 from __future__ import annotations
@@ -23,16 +25,15 @@ import msgspec
 
 from orchestrator.agents import AgentRequest, AgentResult
 from orchestrator.providers.child_process import ChildExit, ChildProcess
+from orchestrator.providers.command_output import CommandOutput
+from orchestrator.providers.command_settings import CommandSettings
 from orchestrator.providers.json_answer import JsonAnswerError, parse_json_answer, replace_lone_surrogates
 from protocol.errors import ErrorCode, WorkflowError
 
-__all__ = ["CommandProvider"]
+__all__ = ["CommandProvider", "CommandSettings"]
 
-MAX_OUTPUT = 16 << 20
-KILL_GRACE = 2.0
-"""Seconds from SIGTERM to SIGKILL: well under an engine's default ``dispose_grace``."""
 MAX_VARIABLE = 100_000
-"""Linux refuses to start a program with a variable of 128 KiB or more."""
+"""Linux refuses to start a program with a variable or an argument of 128 KiB or more."""
 REASON_LINES = 5
 REASON_CHARS = 600
 
@@ -43,25 +44,27 @@ _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\
 class CommandProvider:
     """Starts one process per agent.
 
-    With a schema the answer is the JSON in the program's output: all of it, or its last fenced block, or its last
-    object in prose. A model behind the program must be told to answer so; see ``examples/agents/with-schema.sh``.
+    With a schema the answer is the value at the path ``structured`` or else the JSON in the program's text: all of it,
+    or its last fenced block, or its last object in prose. Whether a model behind the program is told to answer so is a
+    setting (``schema_args``, ``schema_prompt``).
 
     Args:
-        argv: the program and its arguments, never a shell line.
-        kill_grace: seconds between SIGTERM and SIGKILL when an agent is aborted or disposed.
-        max_output: bytes an agent may print.
+        settings: what to start and how to read it; a list of strings is an ``argv`` with all else as it is by default.
 
     Raises:
-        ValueError: ``argv`` is empty.
+        ValueError: a senseless setting.
     """
 
-    def __init__(self, argv: Sequence[str], *, kill_grace: float = KILL_GRACE, max_output: int = MAX_OUTPUT) -> None:
-        if not argv or not argv[0]:
-            raise ValueError("a command needs a program to run")
-        self.argv = tuple(argv)
-        self._kill_grace = kill_grace
-        self._max_output = max_output
+    def __init__(self, settings: CommandSettings | Sequence[str]) -> None:
+        self.settings = settings if isinstance(settings, CommandSettings) else CommandSettings(argv=tuple(settings))
+        self.supported_options = self.settings.supported_options
+        self._reader = self.settings.reader
         self._running: set[ChildProcess] = set()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The program and its arguments, without those that depend on a call."""
+        return self.settings.argv
 
     async def start(self, request: AgentRequest) -> _CommandRun:
         """Starts the program for one agent.
@@ -71,19 +74,32 @@ class CommandProvider:
         """
         if request.signal.aborted:
             raise WorkflowError(ErrorCode.CANCELLED, f"the run was aborted: {request.signal.reason}")
-        environment = _environment(request)
+        settings = self.settings
+        prompt, schema = _prompt(request, settings.schema_prompt), _schema(request)
+        environment = _environment(request, schema)
+        arguments = settings.arguments(
+            {
+                "model": request.model,
+                "effort": request.options.get("effort"),
+                "agentType": request.options.get("agentType"),
+                "isolation": request.options.get("isolation"),
+                "label": request.label,
+                "schema": schema,
+                "prompt": _checked_argument(prompt, request.seq) if settings.prompt_args else None,
+            }
+        )
         try:
             child = ChildProcess(
-                self.argv,
-                stdin=replace_lone_surrogates(request.prompt).encode(),
+                (*settings.argv, *(replace_lone_surrogates(text.replace("\x00", "\ufffd")) for text in arguments)),
+                stdin=b"" if settings.prompt_args else replace_lone_surrogates(prompt).encode(),
                 env=environment,
-                output_limit=self._max_output,
-                grace=self._kill_grace,
+                output_limit=settings.max_output,
+                grace=settings.kill_grace,
             )
         except (OSError, ValueError) as error:
             raise WorkflowError(ErrorCode.AGENT_START, self._refusal(error)) from error
         self._running.add(child)
-        return _CommandRun(child, request, PurePath(self.argv[0]).name, self._max_output, self._running.discard)
+        return _CommandRun(child, request, settings, self._reader.read, self._running.discard)
 
     def kill_all(self) -> None:
         """SIGKILL to every agent that runs: for a holder who will not wait for the grace."""
@@ -110,17 +126,26 @@ class _CommandRun:
         self,
         child: ChildProcess,
         request: AgentRequest,
-        program: str,
-        max_output: int,
+        settings: CommandSettings,
+        read: Callable[[bytes], CommandOutput],
         forget: Callable[[ChildProcess], None],
     ) -> None:
         self.id = f"command-{next(_child_numbers)}"
         self._child = child
         self._request = request
-        self._program = program
-        self._max_output = max_output
+        self._settings = settings
+        self._program = PurePath(settings.argv[0]).name
+        self._read = read
         self._forget = forget
+        self._given_up: str | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         loop = asyncio.get_running_loop()
+        if settings.timeout is not None:
+            text = f"took longer than {settings.timeout:g} s (timeout) and was stopped"
+            self._timers["timeout"] = loop.call_later(settings.timeout, self._give_up, text)
+        stall = request.options.get("stallMs")
+        if stall is not None:
+            self._check_stall(float(stall))
         # An abort may come from any thread.
         self._remove_listener = request.signal.add_listener(lambda _reason: loop.call_soon_threadsafe(child.stop))
 
@@ -129,34 +154,79 @@ class _CommandRun:
         return self._result()
 
     async def _result(self) -> AgentResult:
-        return self._judge(await self._child.wait())
+        try:
+            return self._judge(await self._child.wait())
+        finally:
+            self._stop_timers()
+
+    def _check_stall(self, limit: float) -> None:
+        loop = asyncio.get_running_loop()
+        due = self._child.last_output + limit / 1000
+        if due <= loop.time():
+            self._give_up(f"printed nothing for {limit:g} ms (stallMs) and was stopped")
+        else:
+            self._timers["stall"] = loop.call_at(due, self._check_stall, limit)
+
+    def _give_up(self, why: str) -> None:
+        self._stop_timers()
+        self._given_up = why
+        self._child.stop()
+
+    def _stop_timers(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
     def _judge(self, end: ChildExit) -> AgentResult:
         if end.overflowed:
-            return _failed(f"{self._program} printed more than {self._max_output} bytes and was stopped")
+            limit = self._settings.max_output
+            return _failed(f"{self._program} printed more than {limit} bytes (max_output) and was stopped")
         if self._request.signal.aborted:
             return AgentResult(stop_reason="cancelled", error=f"aborted: {self._request.signal.reason}")
+        if self._given_up is not None:
+            return _failed(f"{self._program} {self._given_up}{_last_lines(end.stderr_tail)}")
+        output = self._read(end.stdout)
         if end.returncode != 0:
-            return _failed(f"{self._program} {_how_it_ended(end.returncode)}{_last_lines(end.stderr_tail)}")
-        text = end.stdout.decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r\n")
-        if self._request.schema is None:
-            return AgentResult(text=text)
+            reason = _reason(output.error) or _last_lines(end.stderr_tail)
+            return _failed(f"{self._program} {_how_it_ended(end.returncode)}{reason}", output)
+        if output.error is not None:
+            return _failed(f"{self._program} failed{_reason(output.error)}", output)
+        if self._request.schema is not None:
+            return self._structured(output)
+        if output.text is None:
+            return _failed(f"{self._program} {output.problem}{_last_lines(end.stderr_tail)}", output)
+        return AgentResult(text=output.text, usage=output.usage)
+
+    def _structured(self, output: CommandOutput) -> AgentResult:
+        text = output.text or ""
+        if output.structured is not msgspec.UNSET:
+            return AgentResult(text=text, structured=output.structured, usage=output.usage)
+        if output.text is None:
+            return _failed(f"{self._program} {output.problem}", output)
         try:
-            return AgentResult(text=text, structured=parse_json_answer(text))
+            return AgentResult(text=text, structured=parse_json_answer(text), usage=output.usage)
         except JsonAnswerError as error:
-            return AgentResult(text=text, stop_reason="error", error=f"{self._program}: {error}")
+            return AgentResult(text=text, stop_reason="error", error=f"{self._program}: {error}", usage=output.usage)
 
     async def dispose(self) -> None:
         """Ends whatever of the agent still runs. A caller that gives up waiting makes the end immediate."""
         self._remove_listener()
+        self._stop_timers()
         try:
             await self._child.close()
         finally:
             self._forget(self._child)
 
 
-def _failed(reason: str) -> AgentResult:
-    return AgentResult(stop_reason="error", error=reason)
+def _failed(reason: str, output: CommandOutput | None = None) -> AgentResult:
+    return AgentResult(stop_reason="error", error=reason, usage=None if output is None else output.usage)
+
+
+def _reason(text: str | None) -> str:
+    if not text:
+        return ""
+    text = _TERMINAL_CODES.sub("", text).strip()
+    return f": {text[: REASON_CHARS - 1]}…" if len(text) > REASON_CHARS else f": {text}"
 
 
 def _how_it_ended(returncode: int) -> str:
@@ -177,24 +247,54 @@ def _last_lines(stderr: bytes) -> str:
     return f": {kept}" if kept else ""
 
 
-def _environment(request: AgentRequest) -> dict[str, str]:
+def _prompt(request: AgentRequest, with_schema: bool) -> str:
+    if request.schema is None or not with_schema:
+        return request.prompt
+    from orchestrator.providers.structured import instruction
+
+    return f"{request.prompt}\n\n{instruction(request.schema)}"
+
+
+def _schema(request: AgentRequest) -> str | None:
+    if request.schema is None:
+        return None
+    schema = msgspec.json.encode(request.schema)
+    if len(schema) > MAX_VARIABLE:
+        raise WorkflowError(
+            ErrorCode.AGENT_START,
+            f"the schema of agent {request.seq} has {len(schema)} bytes as JSON; a command agent gets it in an "
+            f"environment variable, which holds {MAX_VARIABLE}: make the schema smaller",
+        )
+    return schema.decode()
+
+
+def _checked_argument(prompt: str, seq: int) -> str:
+    size = len(replace_lone_surrogates(prompt).encode())
+    if size > MAX_VARIABLE:
+        raise WorkflowError(
+            ErrorCode.AGENT_START,
+            f"the prompt of agent {seq} has {size} bytes; prompt_args passes it as an argument, which holds "
+            f"{MAX_VARIABLE}: leave prompt_args out where the program reads its standard input",
+        )
+    return prompt
+
+
+def _environment(request: AgentRequest, schema: str | None) -> dict[str, str]:
     """The host's environment and what is to know about the call; nothing of a workflow this one may run inside."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WORKFLOW_AGENT_")}
-    environment["WORKFLOW_AGENT_LABEL"] = _variable(request.label)
-    environment["WORKFLOW_AGENT_SEQ"] = str(request.seq)
-    if request.phase is not None:
-        environment["WORKFLOW_AGENT_PHASE"] = _variable(request.phase)
-    if request.model is not None:
-        environment["WORKFLOW_AGENT_MODEL"] = _variable(request.model)
-    if request.schema is not None:
-        schema = msgspec.json.encode(request.schema)
-        if len(schema) > MAX_VARIABLE:
-            raise WorkflowError(
-                ErrorCode.AGENT_START,
-                f"the schema of agent {request.seq} has {len(schema)} bytes as JSON; a command agent gets it in an "
-                f"environment variable, which holds {MAX_VARIABLE}: make the schema smaller",
-            )
-        environment["WORKFLOW_AGENT_SCHEMA"] = schema.decode()
+    known = {
+        "LABEL": request.label,
+        "SEQ": str(request.seq),
+        "PHASE": request.phase,
+        "MODEL": request.model,
+        "EFFORT": request.options.get("effort"),
+        "TYPE": request.options.get("agentType"),
+        "ISOLATION": request.options.get("isolation"),
+        "SCHEMA": schema,
+    }
+    for name, value in known.items():
+        if value is not None:
+            environment[f"WORKFLOW_AGENT_{name}"] = _variable(value)
     return environment
 
 
