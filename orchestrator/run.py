@@ -136,6 +136,7 @@ class RunDriver:
 
     def _abandon(self) -> None:
         """Nobody will get the run: it was refused, or the task that started it was cancelled."""
+        self._remove_signal_listener()  # now: a run that is closing already has nothing to hear from it any more
         if self.machine.state is lc.RunState.LOADING:  # nothing was announced, and nothing will be
             self._release()
             self._pool.kill(self._worker)
@@ -161,6 +162,8 @@ class RunDriver:
 
     async def dispose(self) -> None:
         """Cancels, then waits until the result is there and the worker is gone, within the grace."""
+        if self._loop.is_closed():
+            return
         self.cancel("workflow disposed")
         await asyncio.shield(self.settled)
         if not self._worker.gone.done():
@@ -242,10 +245,24 @@ class RunDriver:
         self._bus.emit(event)
 
     def _settle(self, outcome: ev.Outcome) -> None:
+        self._release()
+        if not self.settled.done():
+            self.settled.set_result(self._result(outcome))
+        self._on_settled(self)
+        for child in self._children.values():
+            child.give_up()
+
+    def cut_off(self) -> WorkflowResult | None:
+        """The result of a run whose event loop was closed under it: nothing can settle it any more."""
+        if self.settled.done() or not self._loop.is_closed():
+            return None
+        text = "workflow run cancelled: its event loop was closed"
+        return self._result(ev.Outcome("cancelled", error=text, code=ErrorCode.CANCELLED))
+
+    def _result(self, outcome: ev.Outcome) -> WorkflowResult:
         machine = self.machine
         counts, phases = machine.counts, machine.phases
-        self._release()
-        result = WorkflowResult(
+        return WorkflowResult(
             value=self._value if outcome.stop_reason == "completed" else None,
             stop_reason=outcome.stop_reason,
             error=outcome.error,
@@ -260,11 +277,6 @@ class RunDriver:
             output_tokens=machine.output_tokens,
             phases=phases,
         )
-        if not self.settled.done():
-            self.settled.set_result(result)
-        self._on_settled(self)
-        for child in self._children.values():
-            child.give_up()
 
     # ---------------------------------------------------------------- the worker
 
@@ -474,6 +486,8 @@ class ResultAwaitable:
         self._driver = driver
 
     def __await__(self) -> Generator[Any, None, WorkflowResult]:
+        if (cut_off := self._driver.cut_off()) is not None:
+            return cut_off
         try:
             return (yield from asyncio.shield(self._driver.settled).__await__())
         except asyncio.CancelledError:
@@ -482,7 +496,7 @@ class ResultAwaitable:
 
     def done(self) -> bool:
         """Whether the result is there."""
-        return self._driver.settled.done()
+        return self._driver.settled.done() or self._driver.cut_off() is not None
 
 
 class WorkflowRun:

@@ -429,6 +429,31 @@ def test_a_start_cancelled_in_the_moment_of_its_admission_still_ends_its_run() -
     run_async(main())
 
 
+def test_a_start_cancelled_while_its_worker_dies_lets_go_of_the_callers_signal_at_once() -> None:
+    """The run waits for the word of how its worker died, with nobody to hold it: found by the soak."""
+
+    async def main() -> None:
+        async def script(worker: FakeWorker) -> None:
+            worker.obeys_kill = False
+            worker.send(Ready())
+            await worker.receive()
+            worker.hang_up()
+            await forever()
+
+        controller = AbortController()
+        async with FakeWorkerEngine(script, CONFIG) as engine:
+            engine.agents.register("default", scripted_agent)
+            engine.events.subscribe(lambda event: starting.cancel() if event.type == "workflow/start" else None)
+            request = WorkflowStartRequest(script="", meta=META, signal=controller.signal)
+            starting = asyncio.create_task(engine.start(request))
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            assert controller.signal.listener_count == 0
+            engine.pool.workers[0].report(-11)
+
+    run_async(main())
+
+
 def test_closing_the_engine_does_not_wait_for_a_start_that_was_refused() -> None:
     """A refused start never settles as a run does; a close that waits for it would sit out its whole grace."""
 
