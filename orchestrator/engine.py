@@ -82,8 +82,10 @@ class WorkflowEngine:
         self._pool = WorkerPool(self.config)
         self._runs: set[RunDriver] = set()
         self._stopped = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> WorkflowEngine:
+        self._bind()
         await self._pool.warm_up()
         return self
 
@@ -97,6 +99,7 @@ class WorkflowEngine:
             WorkflowError: bad meta, a script that does not parse, an unknown provider, a cap that is not a positive
                 integer or exceeds the engine's, args that are not JSON. No event is emitted for such a request.
         """
+        self._bind()
         if self._stopped:
             raise WorkflowError(ErrorCode.INVALID_ARGUMENT, "the workflow engine is stopped and takes no new runs")
         if not isinstance(request.script, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -150,7 +153,16 @@ class WorkflowEngine:
         self._stopped = True
 
     async def aclose(self) -> None:
-        """Stops, waits for the accepted runs within ``dispose_grace``, and kills what is left. Idempotent."""
+        """Stops, waits for the accepted runs within ``dispose_grace``, and kills what is left. Idempotent.
+
+        Also from another event loop once the engine's own is closed: then the runs ended with it.
+        """
+        if self._loop is not None and self._loop.is_closed():
+            self.stop()
+            self._runs.clear()
+            await self._pool.abandon()
+            return
+        self._bind()
         self.stop()
         grace = self.config.dispose_grace
         try:
@@ -181,6 +193,14 @@ class WorkflowEngine:
             zygote_pid=self._pool.zygote_pid,
             worker_pids=self._pool.worker_pids,
         )
+
+    def _bind(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            text = "a workflow engine belongs to the event loop it is first used in: make another engine for this loop"
+            raise WorkflowError(ErrorCode.INVALID_ARGUMENT, text)
 
     def _total_cap(self, requested: int | None) -> int:
         ceiling = self.config.max_total_agents

@@ -194,6 +194,16 @@ class WorkerPool:
         if self._closing:
             await asyncio.wait(self._closing)
 
+    async def abandon(self) -> None:
+        """`close` once the pool's loop is closed: the tasks and futures in it went with it, processes did not."""
+        self._closed = True
+        for worker in (*self._leased, *self._spares):
+            worker.connection.close()
+        self._leased.clear()
+        self._spares.clear()
+        if self._zygote is not None:
+            await self._zygote.abandon()
+
     def _has_room(self) -> bool:
         return not self._queue and len(self._leased) + self._promised < self.max_workers
 

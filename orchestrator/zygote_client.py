@@ -206,6 +206,16 @@ class ZygoteClient:
         if self._reaping is not None:
             await asyncio.shield(self._reaping)
 
+    async def abandon(self) -> None:
+        """`close`, called in another loop once the zygote's own is closed: nobody is told, no process stays."""
+        self.dead = True
+        self._hang_up()
+        for worker in self.workers:
+            worker.exited = True
+        self._workers.clear()
+        if self._process is not None:
+            await self._reap(self._process)
+
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
         delay = 0.001
         waited = 0.0
@@ -299,10 +309,19 @@ class ZygoteClient:
         self.dead = True
         if self._process is not None:
             self._reaping = self._loop.create_task(self._reap(self._process), name="reap zygote")
+        if self._control is not None:
+            self._loop.remove_reader(self._control.fileno())
+            self._loop.remove_writer(self._control.fileno())
+        self._hang_up()
+        if not self._ready.done():
+            self._ready.set_exception(WorkflowError(ErrorCode.WORKER_DIED, "the worker server died while starting"))
+            self._ready.exception()  # read here, so that nobody waiting is no warning
+        for worker in self.workers:
+            self._exited(worker, None)
+
+    def _hang_up(self) -> None:
         control, self._control = self._control, None
         if control is not None:
-            self._loop.remove_reader(control.fileno())
-            self._loop.remove_writer(control.fileno())
             with contextlib.suppress(OSError):  # not only closed: a process the host has forked holds it too
                 control.shutdown(socket.SHUT_RDWR)
             control.close()
@@ -310,8 +329,3 @@ class ZygoteClient:
             if descriptor is not None:
                 descriptor.close()
         self._unsent.clear()
-        if not self._ready.done():
-            self._ready.set_exception(WorkflowError(ErrorCode.WORKER_DIED, "the worker server died while starting"))
-            self._ready.exception()  # read here, so that nobody waiting is no warning
-        for worker in self.workers:
-            self._exited(worker, None)

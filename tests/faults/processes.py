@@ -86,16 +86,17 @@ class Exits:
 
 
 @contextlib.contextmanager
-def host(body: str, *, strict: bool = True) -> Iterator[subprocess.Popen[str]]:
+def host(body: str, *, strict: bool = True, leave_open: bool = False) -> Iterator[subprocess.Popen[str]]:
     """Starts a Python process that embeds the engine; it does not outlive the block. ``body`` follows the prelude.
 
     ``strict=False`` for hosts that leave without closing their engine: what they leave open is warned of otherwise.
+    ``leave_open`` keeps the standard input open until ``communicate``: a host that reads it waits for the test.
     """
     flags = ["-X", "dev", "-W", "error"] if strict else []
     with subprocess.Popen(
         [sys.executable, *flags, "-c", PRELUDE + body],
         cwd=ROOT,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if leave_open else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
