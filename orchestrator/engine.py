@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from orchestrator.meta import validate_meta
 from orchestrator.pool import WorkerPool
 from orchestrator.results import WorkflowResult
 from orchestrator.run import RunDriver, WorkflowRun
-from orchestrator.signals import AbortSignal
+from orchestrator.signals import AbortController, AbortSignal
 from protocol.errors import ErrorCode, WorkflowError
 from protocol.events import RunId
 from protocol.messages import Limits, Load, WallReport
@@ -273,7 +273,7 @@ def run_workflow(
         WorkflowError: as `WorkflowEngine.start`.
     """
 
-    async def main() -> WorkflowResult:
+    async def main(signal: AbortSignal | None) -> WorkflowResult:
         async with WorkflowEngine(config) as engine:
             engine.agents.register(engine.config.provider, agent)
             request = WorkflowStartRequest(script=script, meta=meta, args=args, signal=signal)
@@ -283,13 +283,29 @@ def run_workflow(
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(main())
-    return _in_thread(main)
+        return asyncio.run(main(signal))
+    return _in_thread(main, signal)
 
 
-def _in_thread(main: Any) -> WorkflowResult:
-    """A notebook's loop is already running in this thread: use one of our own in another."""
+def _in_thread(
+    main: Callable[[AbortSignal], Coroutine[Any, Any, WorkflowResult]], signal: AbortSignal | None
+) -> WorkflowResult:
+    """A notebook's loop is already running in this thread: use one of our own in another.
+
+    An interrupt is heard in this thread alone: it cancels the run there, which would be waited for until its end.
+    """
     import concurrent.futures
 
-    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="run_workflow") as executor:
-        return executor.submit(lambda: asyncio.run(main())).result()
+    controller = AbortController()
+    remove = signal.add_listener(controller.abort) if signal is not None else None
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="run_workflow") as executor:
+            future = executor.submit(lambda: asyncio.run(main(controller.signal)))
+            try:
+                return future.result()
+            except BaseException:
+                controller.abort("interrupted")
+                raise
+    finally:
+        if remove is not None:
+            remove()

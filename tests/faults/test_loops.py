@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from orchestrator import EngineConfig, WorkflowEngine, WorkflowRun, WorkflowStartRequest
+from orchestrator import (
+    AbortController,
+    AgentRequest,
+    EngineConfig,
+    WorkflowEngine,
+    WorkflowRun,
+    WorkflowStartRequest,
+    run_workflow,
+)
 from protocol.errors import ErrorCode, WorkflowError
 from tests.conftest import run_async
 from tests.faults.processes import Exits, host, pids_of
@@ -130,3 +139,59 @@ def test_the_result_of_a_run_that_settled_can_be_read_in_a_later_loop() -> None:
 
     run = run_async(one())
     run_async(later(run))
+
+
+# ------------------------------------------------------------------------------------------------- the blocking twin
+
+BLOCKING = """
+async def agent(request):
+    print('up', flush=True)
+    await asyncio.Event().wait()
+
+def work():
+    run_workflow("await agent('x'); for (;;) {}", meta=META, agent=agent, config=EngineConfig(spare_workers=0))
+
+async def cell():
+    work()
+
+CALLS
+
+def zygote_gone():
+    import psutil
+    return not psutil.Process().children(recursive=True)
+
+try:
+    call()
+except KeyboardInterrupt:
+    print('interrupted', zygote_gone())
+"""
+CALLS = {
+    "a script": "call = work",
+    "a notebook, whose loop is running": "def call():\n    asyncio.new_event_loop().run_until_complete(cell())",
+}
+
+
+@pytest.mark.parametrize("where", CALLS)
+def test_an_interrupt_ends_a_blocking_run_and_leaves_nothing(where: str) -> None:
+    with host(BLOCKING.replace("CALLS", CALLS[where]), strict=False) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=20)
+        assert (said, process.returncode) == ("interrupted True\n", 0), errors
+
+
+def test_the_callers_signal_ends_a_blocking_run_in_a_running_loop_and_keeps_no_callback() -> None:
+    async def main() -> None:
+        controller = AbortController()
+
+        async def agent(incoming: AgentRequest) -> str:
+            controller.abort("enough")
+            await asyncio.Event().wait()
+            return ""
+
+        result = run_workflow("await agent('x')", meta=META, agent=agent, config=CONFIG, signal=controller.signal)
+        assert result.stop_reason == "cancelled"
+        assert controller.signal.listener_count == 0
+
+    run_async(main())
