@@ -26,17 +26,14 @@ from acp.schema import (
 
 from orchestrator.acp.bridge import AGENT_MESSAGE, USER_MESSAGE, AcpBridge, UpdateSink
 from orchestrator.acp.prompt import PromptBlock, PromptRefused, prompt_text, read_prompt
-from orchestrator.results import WorkflowResult
 from orchestrator.sessions import SessionError, SessionLog, SessionStore
-from orchestrator.sessions.text import error_text, one_line
+from orchestrator.sessions.text import error_text
 from orchestrator.signals import AbortController
-from orchestrator.tool import ToolCallIdentity, ToolRegistry, ToolResult, record_tool_calls
+from orchestrator.tool import ToolCallIdentity, ToolRegistry, ToolResult, outcome_notes, record_tool_calls
 
 __all__ = ["WorkflowAcpAgent"]
 
 _log = logging.getLogger(__name__)
-
-MAX_FAILURES_SHOWN = 10
 
 
 class AcpSession:
@@ -213,22 +210,7 @@ class WorkflowAcpAgent:
 
 def _message(result: ToolResult, notice: str | None) -> str:
     """The result for the user: what the model would be shown, and which agents failed."""
-    parts = [notice] if notice else []
-    parts.append(result.text)
-    outcome = result.details
-    if isinstance(outcome, WorkflowResult):
-        if outcome.failures:
-            lines = [f"{outcome.agents_failed} of {outcome.agents_started} agents failed:"]
-            lines += [
-                f"- {one_line(failure.label, 80)}: {one_line(failure.reason, 300)}"
-                for failure in outcome.failures[:MAX_FAILURES_SHOWN]
-            ]
-            if len(outcome.failures) > MAX_FAILURES_SHOWN:
-                lines.append(f"- and {len(outcome.failures) - MAX_FAILURES_SHOWN} more")
-            parts.append("\n".join(lines))
-        if outcome.warnings:
-            parts.append("\n".join(["Warnings:", *(f"- {one_line(text, 300)}" for text in outcome.warnings)]))
-    return "\n\n".join(parts)
+    return "\n\n".join([*([notice] if notice else []), result.text, *outcome_notes(result.details)])
 
 
 def _version() -> str:

@@ -19,11 +19,11 @@ import acp
 from acp.agent.connection import AgentSideConnection
 
 from orchestrator.acp.agent import WorkflowAcpAgent
-from orchestrator.acp.pipes import protocol_pipes
 from orchestrator.config import EngineConfig
 from orchestrator.engine import WorkflowEngine
 from orchestrator.providers import provider_from_spec
 from orchestrator.sessions import DEFAULT_RULES, MemorySessionStore, SqliteSessionStore
+from orchestrator.stdio import protocol_pipes
 from orchestrator.tool import ToolRegistry, WorkflowTool
 
 __all__ = ["REHEARSAL_NOTICE", "serve_acp"]
@@ -66,7 +66,7 @@ async def serve_acp(
             if session_file is None
             else files.enter_context(SqliteSessionStore(session_file, DEFAULT_RULES))
         )
-        async with protocol_pipes() as transport, WorkflowEngine(config) as engine:
+        async with protocol_pipes("Agent Client Protocol") as transport, WorkflowEngine(config) as engine:
             engine.agents.register(engine.config.provider, provider)
             registry = ToolRegistry()
             tool = WorkflowTool(engine)

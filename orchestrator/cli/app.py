@@ -166,6 +166,39 @@ def acp(
     return 0
 
 
+@app.command
+def mcp(
+    *,
+    agent: Annotated[
+        tuple[str, ...],
+        Parameter(name="--agent", negative="", show_default=False, help="Who does the work, as in run."),
+    ] = (),
+    timeout: Annotated[float | None, Parameter(name="--timeout", help="Seconds after which a run is ended.")] = None,
+    max_agents: Annotated[int | None, Parameter(name="--max-agents", help="How many agents a run may start.")] = None,
+    concurrency: Annotated[
+        int | None,
+        Parameter(name="--concurrency", help="How many agents of a run may work at once; 0: by CPUs."),
+    ] = None,
+    sandbox: Annotated[
+        Literal["required", "auto", "off"],
+        Parameter(name="--sandbox", help="Refuse to run without every wall, use what the system has, or use none."),
+    ] = "auto",
+) -> int:
+    """Serve a host on stdin and stdout: a Model Context Protocol server with the tools workflow and workflow_check.
+
+    Exit codes: 0 when the host closed its end, 2 bad input, 130 on Ctrl-C, 143 on SIGTERM.
+    """
+    from orchestrator.cli.mcp import mcp_command
+
+    settings = {
+        "--timeout": ("run_timeout", timeout),
+        "--max-agents": ("max_total_agents", max_agents),
+        "--concurrency": ("max_concurrent_agents", concurrency),
+        "--sandbox": ("sandbox", sandbox),
+    }
+    return mcp_command(agent, _config(settings))
+
+
 def dispatch(argv: list[str]) -> int:
     """Runs one command line. Returns the exit code; never raises for something the user can mend."""
     try:

@@ -17,6 +17,7 @@ from orchestrator.tool.events import (
     ToolSettled,
 )
 from orchestrator.tool.listeners import ToolEvents
+from orchestrator.tool.outcome import outcome_notes
 from orchestrator.tool.progress import ProgressReducer, ProgressRouter, ProgressSnapshot, render_progress
 from orchestrator.tool.registry import (
     Execution,
@@ -65,6 +66,7 @@ __all__ = [
     "ToolSettled",
     "WorkflowPresenter",
     "WorkflowTool",
+    "outcome_notes",
     "prompt_section",
     "record_tool_calls",
     "render_progress",

@@ -80,10 +80,17 @@ class ToolResultCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressView(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of a call at work. It replaces the snapshot before it; ``None`` leaves the title as it is."""
+    """A snapshot of a call at work. It replaces the snapshot before it; ``None`` leaves the title as it is.
+
+    Args:
+        title: what the call is about now.
+        content: what is shown.
+        finished: how many pieces of its work are over, for protocols that show a number; it never falls.
+    """
 
     title: str | None = None
     content: tuple[ContentBlock, ...] = ()
+    finished: int | None = None
 
 
 class ToolCallIdentity(msgspec.Struct, frozen=True):
@@ -166,4 +173,5 @@ def copy_view(view: object) -> ProgressView:
             TextContent(replace_lone_surrogates(block.text)) if isinstance(block, TextContent) else block
             for block in copied.content
         ),
+        finished=copied.finished,
     )

@@ -124,7 +124,11 @@ def render_progress(snapshot: ProgressSnapshot) -> ProgressView:
         lines.append(f"At work: {shown}" + (f" and {more} more" if more > 0 else ""))
     if snapshot.log is not None:
         lines.append(f"Log: {snapshot.log}")
-    return ProgressView(title=f"workflow: {snapshot.name}", content=(TextContent("\n".join(lines)),))
+    return ProgressView(
+        title=f"workflow: {snapshot.name}",
+        content=(TextContent("\n".join(lines)),),
+        finished=snapshot.completed + snapshot.failed + snapshot.cancelled,
+    )
 
 
 class EventSource(Protocol):

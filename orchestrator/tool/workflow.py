@@ -26,7 +26,15 @@ from orchestrator.tool.registry import Execution, ToolDefinition, ToolError, Too
 from orchestrator.tool.titles import header_name
 from protocol.events import RunId, StopReason, WorkflowMeta, WorkflowRunInfo
 
-__all__ = ["EngineLike", "ResultLike", "RunLike", "WorkflowPresenter", "WorkflowTool", "render_success"]
+__all__ = [
+    "EngineLike",
+    "ResultLike",
+    "RunLike",
+    "WorkflowPresenter",
+    "WorkflowTool",
+    "read_arguments",
+    "render_success",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +142,7 @@ class WorkflowTool:
         """
         if execution.agent is None:
             raise ToolError("workflow tool requires a calling agent (exec.agent was undefined)")
-        fields = _fields(arguments)
+        fields = read_arguments(arguments)
         signal = execution.signal
         if signal.aborted:
             raise _failure("cancelled", f"workflow run cancelled: {signal.reason}")
@@ -204,8 +212,12 @@ def _failure(stop_reason: str, error: str | None, details: Any = None) -> ToolEr
     return ToolError(text, details)
 
 
-def _fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that were given, with ``args`` as an object. Raises `ToolError`, saying what to send."""
+def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that were given, with ``args`` as an object.
+
+    Raises:
+        ToolError: they are none the tool takes; the message says what to send.
+    """
     unknown = [str(name) for name in arguments if name not in ("script", "meta", "args")]
     if unknown:
         names = ", ".join(repr(one_line(name, 40)) for name in unknown[:10])

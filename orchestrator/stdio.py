@@ -26,7 +26,7 @@ MAX_FRAME = 64 << 20
 
 
 class PipeTransport:
-    """Newline-delimited JSON over a pair of pipes. One of the SDK's transports."""
+    """Newline-delimited JSON over a pair of pipes. It is a transport of the Agent Client Protocol SDK as it stands."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -64,8 +64,11 @@ class PipeTransport:
 
 
 @contextlib.asynccontextmanager
-async def protocol_pipes() -> AsyncGenerator[PipeTransport]:
+async def protocol_pipes(protocol: str) -> AsyncGenerator[PipeTransport]:
     """Takes over stdin and stdout for the protocol, and gives them back.
+
+    Args:
+        protocol: its name, for messages.
 
     Raises:
         OSError: they are not pipes, sockets or a terminal.
@@ -84,7 +87,7 @@ async def protocol_pipes() -> AsyncGenerator[PipeTransport]:
             os.dup2(nothing, 1)
         os.close(nothing)
         for taken in (taken_in, taken_out):
-            _require_waitable(taken)
+            _require_waitable(taken, protocol)
         transport = await _connect(taken_in, taken_out)
         try:
             yield transport
@@ -92,13 +95,13 @@ async def protocol_pipes() -> AsyncGenerator[PipeTransport]:
             await transport.close()
 
 
-def _require_waitable(descriptor: int) -> None:
+def _require_waitable(descriptor: int, protocol: str) -> None:
     """Refuses what an event loop cannot wait for: plain files, and /dev/null."""
     with selectors.DefaultSelector() as selector:
         try:
             selector.register(descriptor, selectors.EVENT_READ)
         except OSError:
-            raise OSError("the Agent Client Protocol needs pipes as stdin and stdout, not files") from None
+            raise OSError(f"the {protocol} needs pipes as stdin and stdout, not files") from None
 
 
 def _take(descriptor: int) -> int:
