@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import logging
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
 
+from orchestrator.agent_slots import CappedProvider
 from orchestrator.signals import AbortSignal
 from protocol.errors import ErrorCode, WorkflowError
 from protocol.events import WorkflowRunInfo
@@ -31,6 +34,8 @@ __all__ = [
     "FunctionProvider",
     "Usage",
 ]
+
+_log = logging.getLogger(__name__)
 
 PASS_THROUGH_OPTIONS: tuple[str, ...] = ("agentType", "effort", "isolation", "stallMs")
 """Options of ``agent()`` that reach a provider only when it declares them in ``supported_options``."""
@@ -107,7 +112,11 @@ class AgentRun(Protocol):
 
 @runtime_checkable
 class AgentProvider(Protocol):
-    """Starts agents. May also have ``supported_options: Collection[str]`` (see `PASS_THROUGH_OPTIONS`)."""
+    """Starts agents.
+
+    May also have ``supported_options: Collection[str]`` (see `PASS_THROUGH_OPTIONS`), and ``async def aclose()``, which
+    the engine calls once when it closes, after the last agent.
+    """
 
     async def start(self, request: AgentRequest) -> AgentRun:
         """Starts one agent. Raising refuses it: the call throws ``AGENT_START``, and no event is emitted."""
@@ -165,7 +174,8 @@ class FunctionProvider:
 
     Args:
         function: the async function.
-        supported_options: which of `PASS_THROUGH_OPTIONS` it understands.
+        supported_options: which of `PASS_THROUGH_OPTIONS` it understands. Declaring is a promise: the options reach
+            the function in ``request.options`` and nothing else enforces them, ``stallMs`` included.
     """
 
     def __init__(self, function: AgentFunction, supported_options: tuple[str, ...] = ()) -> None:
@@ -181,14 +191,27 @@ class AgentRegistry:
 
     def __init__(self) -> None:
         self._providers: dict[str, AgentProvider] = {}
+        self._starters: dict[str, AgentProvider] = {}  # the same, behind their caps
+        self._closed: list[AgentProvider] = []
 
-    def register(self, name: str, provider: AgentProvider | AgentFunction) -> Callable[[], None]:
+    def register(
+        self, name: str, provider: AgentProvider | AgentFunction, *, max_concurrent: int | None = None
+    ) -> Callable[[], None]:
         """Registers a provider, or an async function as one. Returns its remover.
 
+        Args:
+            name: what a request or an ``agent()`` call says.
+            provider: the provider or the function.
+            max_concurrent: how many of its agents may exist at once, over all runs of the engine. One more waits for
+                its turn, which counts as an agent at work of its run (``max_concurrent_agents``).
+
         Raises:
-            WorkflowError: the name is empty or padded, or ``provider`` is neither.
+            WorkflowError: the name is empty or padded, ``provider`` is neither, or the cap is not a positive integer.
         """
         self.check_name(name, "an agent provider's name")
+        if max_concurrent is not None and (type(max_concurrent) is not int or max_concurrent < 1):
+            text = f"max_concurrent of agent provider {name!r} must be a positive whole number, not {max_concurrent!r}"
+            raise WorkflowError(ErrorCode.INVALID_ARGUMENT, text)
         made: AgentProvider
         if isinstance(provider, AgentProvider):
             made = provider
@@ -200,20 +223,45 @@ class AgentRegistry:
                 f"agent provider {name!r} must be an async function or have an async start(request), "
                 f"not {type(provider).__name__}",
             )
+        starter = made if max_concurrent is None else CappedProvider(made, max_concurrent)
         self._providers[name] = made
+        self._starters[name] = starter
 
         def remove() -> None:
-            if self._providers.get(name) is made:
-                del self._providers[name]
+            if self._starters.get(name) is starter and self._providers.get(name) is made:
+                del self._providers[name], self._starters[name]
 
         return remove
 
     def get(self, name: str) -> AgentProvider:
-        """The provider of that name. Raises `WorkflowError` (``AGENT_START``) when there is none."""
-        provider = self._providers.get(name)
+        """What starts agents of that name: the provider, behind its cap if it has one.
+
+        Raises:
+            WorkflowError: ``AGENT_START``, there is none.
+        """
+        provider = self._starters.get(name)
         if provider is None:
             raise WorkflowError(ErrorCode.AGENT_START, f'no subagent provider registered for "{name}"')
         return provider
+
+    @property
+    def providers(self) -> Mapping[str, AgentProvider]:
+        """The registered providers themselves, by name; a view that changes with the registrations."""
+        return MappingProxyType(self._providers)
+
+    async def aclose(self) -> None:
+        """Closes each registered provider that has an ``aclose()``, once, also when it has several names.
+
+        A provider that was removed or replaced before is its holder's to close. One that fails is logged. Idempotent.
+        """
+        distinct = {id(provider): provider for provider in self._providers.values()}
+        open_ones = [
+            provider for provider in distinct.values() if all(provider is not closed for closed in self._closed)
+        ]
+        self._closed += open_ones
+        closings = [_close(provider) for provider in open_ones if hasattr(provider, "aclose")]
+        if closings:
+            await asyncio.gather(*closings)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -225,3 +273,10 @@ class AgentRegistry:
         """Raises `WorkflowError` unless ``name`` is a non-empty string without surrounding white space."""
         if not isinstance(name, str) or not name or name != name.strip():
             raise WorkflowError(ErrorCode.INVALID_ARGUMENT, f"{what} must be a non-empty normalized string")
+
+
+async def _close(provider: AgentProvider) -> None:
+    try:
+        await cast(Any, provider).aclose()
+    except Exception:
+        _log.exception("an agent provider failed to close: %s", type(provider).__name__)
