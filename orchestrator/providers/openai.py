@@ -86,7 +86,7 @@ class OpenAIProvider:
         from orchestrator.providers.openai_conversation import Conversation, ServerTraits
 
         self.settings = settings
-        self._random = random.Random()
+        self.random = random.Random()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._retry_seconds = 0.0
@@ -133,9 +133,9 @@ class OpenAIProvider:
         """Seconds before retry number ``retry``: exponential, or what the server asked for; never the same for all."""
         settings = self.settings
         wait = min(settings.max_retry_delay, settings.retry_delay * 2.0 ** min(retry - 1, 32))
-        wait *= 0.5 + self._random.random() / 2
+        wait *= 0.5 + self.random.random() / 2
         if asked is not None:  # waiting less is refused again; a little more keeps the agents from coming all at once
-            wait = max(wait, asked * (1 + self._random.random() / 4))
+            wait = max(wait, asked * (1 + self.random.random() / 4))
         wait = min(wait, settings.max_retry_delay)
         with self._lock:
             self._retry_seconds += wait
