@@ -95,7 +95,7 @@ def test_started_agents_are_always_those_at_work_and_those_counted(steps: list[t
 
 def test_the_view_never_changes_the_cards_label_kind_raw_input_or_locations() -> None:
     view = render_progress(reduce(S.phase("x")))
-    assert set(view.__struct_fields__) == {"title", "content"}
+    assert set(view.__struct_fields__) == {"title", "content", "finished"}
     assert view.title == "workflow: demo"
 
 
