@@ -6,6 +6,7 @@ only where a setting is made for it, so that braces in a program's own arguments
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import get_args
 
@@ -13,7 +14,7 @@ import msgspec
 
 from orchestrator.providers.command_output import OutputFormat, OutputReader, Paths
 
-__all__ = ["KILL_GRACE", "MAX_OUTPUT", "CommandSettings"]
+__all__ = ["KILL_GRACE", "MAX_OUTPUT", "CommandSettings", "command_settings_from_spec"]
 
 MAX_OUTPUT = 16 << 20
 KILL_GRACE = 2.0
@@ -147,6 +148,21 @@ class CommandSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 group: tuple[str, ...] = getattr(self, name)
                 found += [argument.replace(f"{{{placeholder}}}", value) for argument in group]
         return found
+
+
+def command_settings_from_spec(rest: str) -> CommandSettings:
+    """Settings from what follows ``command:`` in ``--agent``, split as a shell would.
+
+    Raises:
+        ValueError: it names no program.
+    """
+    try:
+        argv = shlex.split(rest)
+    except ValueError as error:
+        raise ValueError(f"agent command {rest!r} cannot be read: {str(error).lower()}") from None
+    if not argv or not argv[0]:
+        raise ValueError("agent command: names no program; write for example command:claude -p")
+    return CommandSettings(argv=tuple(argv))
 
 
 def _paths(setting: str | Paths) -> Paths:

@@ -1,4 +1,4 @@
-"""Agents that are Python code named on a command line: ``module:function``.
+"""Agents that are Python code, named ``module:function``.
 
 Guarantees: whatever is wrong with the name (no such module, an import that fails, no such attribute, not async) is
 one line that says which part and what is accepted. Importing runs the user's module; nothing else of it runs here.
@@ -11,15 +11,69 @@ import inspect
 import sys
 from typing import Any, cast
 
+import msgspec
+
 from orchestrator.agents import AgentFunction, AgentProvider, FunctionProvider
 
-__all__ = ["PythonNameError", "load_python_provider"]
+__all__ = [
+    "PythonNameError",
+    "PythonSettings",
+    "load_python_provider",
+    "make_python_provider",
+    "python_settings_from_spec",
+]
 
 ACCEPTED = "an async function, or an object with an async start(request)"
 
 
 class PythonNameError(ValueError):
     """``module:function`` does not name an agent."""
+
+
+class PythonSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which Python code is an agent.
+
+    Args:
+        function: ``module:function``; see `load_python_provider`.
+        path: a folder to find the module in, after the current one.
+
+    Raises:
+        ValueError: ``function`` is not written like that.
+    """
+
+    function: str
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        module, colon, path = self.function.partition(":")
+        if not colon or not path or not all(part.isidentifier() for part in module.split(".")):
+            raise ValueError(f"function must be module:function, for example my_agents:review, not {self.function!r}")
+
+
+def python_settings_from_spec(rest: str) -> PythonSettings:
+    """Settings from what follows ``python:`` in ``--agent``.
+
+    Raises:
+        ValueError: it is not ``module:function``.
+    """
+    try:
+        return PythonSettings(function=rest)
+    except ValueError:
+        raise ValueError(f"agent python: {rest!r} is not module:function, for example my_agents:review") from None
+
+
+def make_python_provider(settings: PythonSettings) -> AgentProvider:
+    """The provider that the settings name.
+
+    Raises:
+        PythonNameError: there is none.
+    """
+    if settings.path is not None and settings.path not in sys.path:
+        sys.path.append(settings.path)
+    try:
+        return load_python_provider(settings.function)
+    except PythonNameError as error:
+        raise PythonNameError(f"agent python: {error}") from error
 
 
 def load_python_provider(name: str) -> AgentProvider:
@@ -30,9 +84,11 @@ def load_python_provider(name: str) -> AgentProvider:
     Raises:
         PythonNameError: it does not name an agent.
     """
-    module_name, colon, path = name.partition(":")
-    if not colon or not path or not all(part.isidentifier() for part in module_name.split(".")):
-        raise PythonNameError(f"{name!r} is not module:function, for example my_agents:review")
+    try:
+        settings = PythonSettings(function=name)
+    except ValueError:
+        raise PythonNameError(f"{name!r} is not module:function, for example my_agents:review") from None
+    module_name, _, path = settings.function.partition(":")
     found = _import(module_name)
     for part in path.split("."):
         try:

@@ -13,9 +13,19 @@ import msgspec
 
 from orchestrator.agents import PASS_THROUGH_OPTIONS, AgentRequest, AgentResult
 
-__all__ = ["RehearsalPhase", "RehearseProvider"]
+__all__ = ["RehearsalPhase", "RehearseProvider", "RehearseSettings"]
 
 _child_numbers = itertools.count(1)
+
+
+class RehearseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How stand-in agents answer.
+
+    Args:
+        seed: varies the schema-shaped answers; the same seed gives the same answers.
+    """
+
+    seed: int = 0
 
 
 class RehearsalPhase(msgspec.Struct, frozen=True):
@@ -31,13 +41,13 @@ class RehearseProvider:
     """Answers every agent by itself. Understands every pass-through option, as it does nothing with them.
 
     Args:
-        seed: varies the schema-shaped answers; the same seed gives the same answers.
+        settings: see `RehearseSettings`.
     """
 
     supported_options = PASS_THROUGH_OPTIONS
 
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self, settings: RehearseSettings | None = None) -> None:
+        self._seed = (settings or RehearseSettings()).seed
         self._phases: dict[str | None, list[tuple[str, int]]] = {}
 
     async def start(self, request: AgentRequest) -> _RehearsedRun:
