@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,6 +96,14 @@ class Aimock:
         """How many client connections it holds: the server's view of whether a client closed its own."""
         found = psutil.Process(self.pid).net_connections(kind="tcp")
         return sum(connection.status == psutil.CONN_ESTABLISHED for connection in found)
+
+    def wait_for_connections(self, count: int) -> None:
+        """Returns once it holds that many client connections; they are the only sign of answers that take long."""
+        deadline = time.monotonic() + _CONTROL_TIMEOUT
+        while (held := self.connections()) != count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"aimock holds {held} connections and not {count}")
+            time.sleep(0.005)  # not a synchronisation: polls what the kernel tells, within the deadline
 
     def _control(self, method: str, path: str, body: object = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
