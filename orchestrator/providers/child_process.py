@@ -61,13 +61,21 @@ class ChildProcess:
         env: its whole environment.
         output_limit: bytes of standard output after which it is killed.
         grace: seconds between SIGTERM and SIGKILL.
+        cwd: its working directory; the host's own without one.
 
     Raises:
         OSError: it could not be started (`FileNotFoundError` when there is no such program).
     """
 
     def __init__(
-        self, argv: Sequence[str], *, stdin: bytes, env: Mapping[str, str], output_limit: int, grace: float
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes,
+        env: Mapping[str, str],
+        output_limit: int,
+        grace: float,
+        cwd: str | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._output_limit = output_limit
@@ -89,6 +97,7 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(env),
+            cwd=cwd,
             bufsize=0,
             start_new_session=True,
         )
