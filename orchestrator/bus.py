@@ -70,7 +70,7 @@ class _Subscription(Backlog):
         except (Exception, asyncio.CancelledError):
             _log.exception("a workflow event listener raised")
             return
-        if isinstance(answer, Awaitable):
+        if answer is not None and isinstance(answer, Awaitable):  # asking an ABC costs more than a listener
             self._waiting.append((event.run.id, answer))  # pyright: ignore[reportUnknownArgumentType]
             self._by_run[event.run.id] += 1
             if self._task is None:

@@ -249,13 +249,29 @@ class Lifecycle:
 
     def _running(self, event: Event) -> list[Instruction]:
         assert self.info is not None
-        match event:
+        match event:  # the classes are tried in turn: what happens most often comes first
             case LogCalled(message=message):
                 return [Emit(LogWritten(self.info, message))]
             case PhaseCalled(title=title):
                 return [Emit(PhaseStarted(self.info, title))]
             case CallAdmitted():
                 return self._admit(event)
+            case ChildStarted(seq=seq, child_id=child_id):
+                call = self._calls[seq]
+                call.state = CallState.RUNNING
+                call.child_id = child_id
+                self._tally(call).started += 1
+                return [Emit(AgentStarted(self.info, seq, call.label, child_id, call.phase))]
+            case ChildSettled():
+                self.output_tokens += event.output_tokens
+                outcome: AgentOutcome = "failed" if event.failed else "completed"
+                call = self._calls[event.seq]
+                ended = self._end(call, outcome, event.error, event.input_tokens, event.output_tokens)
+                reply = AgentSettled(event.seq, event.value, self.output_tokens)
+                return [*ended, Send(reply), *self._free_slot()]
+            case ChildAtRest(seq=seq):
+                self._calls.pop(seq, None)
+                return []
             case CallRefused(seq=seq, code=code, message=message):
                 problem = self._check_seq(seq)
                 if problem is not None:
@@ -268,30 +284,14 @@ class Lifecycle:
                 self.warnings += warnings
                 known = code if code in ErrorCode.__members__ else ErrorCode.SCRIPT_ERROR
                 return self._close(Outcome("error", error=message, code=known), "workflow settled")
-            case ChildStarted(seq=seq, child_id=child_id):
-                call = self._calls[seq]
-                call.state = CallState.RUNNING
-                call.child_id = child_id
-                self._tally(call).started += 1
-                return [Emit(AgentStarted(self.info, seq, call.label, child_id, call.phase))]
             case StartRefused(seq=seq, message=message):
                 del self._calls[seq]
                 reply = AgentRejected(seq, ErrorCode.AGENT_START, f"agent() could not start a child: {message}")
                 return [Send(reply), *self._free_slot()]
-            case ChildSettled():
-                self.output_tokens += event.output_tokens
-                outcome: AgentOutcome = "failed" if event.failed else "completed"
-                call = self._calls[event.seq]
-                ended = self._end(call, outcome, event.error, event.input_tokens, event.output_tokens)
-                reply = AgentSettled(event.seq, event.value, self.output_tokens)
-                return [*ended, Send(reply), *self._free_slot()]
             case ChildBroke(seq=seq, message=message):
                 ended = self._end(self._calls[seq], "failed", message)
                 reply = AgentRejected(seq, ErrorCode.AGENT_RESULT, f"child agent run failed: {message}")
                 return [*ended, Send(reply), *self._free_slot()]
-            case ChildAtRest(seq=seq):
-                self._calls.pop(seq, None)
-                return []
             case CancelRequested(reason=reason):
                 return self._close(_cancelled(reason), reason)
             case BadMessage(reason=reason):
