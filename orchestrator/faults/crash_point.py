@@ -16,6 +16,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from typing import Self
 
 from orchestrator.config import EngineConfig
 from orchestrator.engine import WorkflowEngine
@@ -25,6 +26,7 @@ from orchestrator.faults.stages import Stage, Way
 from orchestrator.pool import WorkerPool
 from orchestrator.signals import AbortSignal
 from orchestrator.zygote_client import Worker, ZygoteClient
+from protocol.errors import ErrorCode, WorkflowError
 from protocol.framing import pack_length
 
 __all__ = ["CrashPoint", "FaultEngine", "FaultPool"]
@@ -172,9 +174,21 @@ class FaultPool(WorkerPool):
         """The next worker leased, or the next zygote started, dies as ``point`` says."""
         self._next = point
 
+    def check_mode(self) -> None:
+        """Raises `WorkflowError` when the workers are not forked: others obey no orders."""
+        if self.ready is not None and self.ready.mode != "zygote":
+            text = f"fault injection needs forked workers; here they are spawned: {self.ready.reason}"
+            raise WorkflowError(ErrorCode.INVALID_ARGUMENT, text)
+
     async def lease(self, signal: AbortSignal | None = None) -> Worker:
         worker = await super().lease(signal)
         point = self._next
+        if point is not None:
+            try:
+                self.check_mode()
+            except WorkflowError:
+                self._give_back(worker)
+                raise
         if point is not None and point.stage is not Stage.ZYGOTE_STARTING and not worker.exited:
             self._next = None
             relay = point.attach(worker, self._pid_of(worker))
@@ -222,6 +236,15 @@ class FaultEngine(WorkflowEngine):
         super().__init__(config)
         self.pool = FaultPool(self.config)
         self._pool = self.pool
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        try:
+            self.pool.check_mode()
+        except WorkflowError:
+            await self.aclose()
+            raise
+        return self
 
     def arm(self, point: CrashPoint) -> None:
         """See `FaultPool.arm`."""

@@ -2,24 +2,26 @@
 
     async with CrashBench(my_provider) as bench:
         for cell in crash_cells():
-            report = await bench.run(cell)
-            assert not report.problems, report
+            (await bench.run(cell)).check()
 
 A cell is right when: there is one result (or one refusal to start) with the stop reason, code and words `expected_end`
 names; the events are in order and nothing follows the end; every agent that started was aborted and disposed once;
-no task, descriptor, process or callback is left; and the next run on the same engine works.
+no task, thread, descriptor, process or callback is left; and the next run on the same engine works. What a provider
+keeps for good (a connection pool, a server) is there from a first run, before anything is counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
 import msgspec
+import psutil
 
 from orchestrator.agents import AgentFunction, AgentProvider, AgentRegistry, AgentRequest
 from orchestrator.config import EngineConfig
@@ -55,8 +57,8 @@ _SCRIPTS = {
     Stage.DISPOSING: _AGENTS,
     Stage.RESULT_IN_FLIGHT: "return 'x'.repeat(1000)",
 }
-_CELL_TIMEOUT = 30.0  # seconds; a cell takes some milliseconds
-_SETTLE_TIMEOUT = 10.0  # seconds for the kernel and the loop to let go of what has ended
+_WARM_UP = "warm-up"
+_LOOPS_OWN_THREADS = "asyncio_"  # the executor behind asyncio.to_thread belongs to the loop and ends with it
 
 
 class CellReport(msgspec.Struct, frozen=True):
@@ -83,6 +85,23 @@ class CellReport(msgspec.Struct, frozen=True):
         """Whether nothing was wrong."""
         return not self.problems
 
+    def check(self) -> None:
+        """Raises `AssertionError` with everything that was wrong, and what happened, unless the cell is right."""
+        if self.problems:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.cell}: ok"
+        if self.result is not None:
+            end = f"{self.result.stop_reason} {self.result.code or ''} {self.result.error or ''}".strip()
+        else:
+            end = self.refused or "none"
+        lines = [f"{self.cell}:", *(f"  * {problem}" for problem in self.problems), f"  end: {end}"]
+        lines.append(f"  events: {', '.join(self.events) or 'none'}")
+        lines += [f"  {agent}" for agent in self.agents]
+        return "\n".join(lines)
+
 
 async def answer_at_once(request: AgentRequest) -> str:
     """The provider of the bench where none is given."""
@@ -93,13 +112,31 @@ class CrashBench:
     """One engine on which any number of cells run, one after the other. Use it as an async context manager.
 
     Args:
-        provider: the provider under test, or an async function; left out, one that answers at once.
-        config: of the engine. The table expects two agents at a time and forked workers.
+        provider: the provider under test, or an async function; left out, one that answers at once. The bench does
+            not close it.
+        config: of the engine: `BENCH_CONFIG` with what you need changed.
+        cell_timeout: seconds one cell may take, for a provider that takes its time; ours take some milliseconds.
+        settle_timeout: seconds the kernel and the loop get to let go of what has ended, before it counts as left.
+
+    Raises:
+        ValueError: ``config`` has not the two agents at a time, or not the memory limit, that the table is made for.
+        WorkflowError: on entering: workers of this engine are spawned, not forked.
     """
 
     def __init__(
-        self, provider: AgentProvider | AgentFunction | None = None, *, config: EngineConfig = BENCH_CONFIG
+        self,
+        provider: AgentProvider | AgentFunction | None = None,
+        *,
+        config: EngineConfig = BENCH_CONFIG,
+        cell_timeout: float = 30.0,
+        settle_timeout: float = 5.0,
     ) -> None:
+        if config.agent_slots != 2:
+            raise ValueError(f"the crash table needs max_concurrent_agents=2, not {config.agent_slots}")
+        if config.memory_limit is None:
+            raise ValueError("the crash table needs a memory_limit: one way to die is to use it up")
+        self._cell_timeout = cell_timeout
+        self._settle_timeout = settle_timeout
         registry = AgentRegistry()
         registry.register(_PROVIDER, provider if provider is not None else answer_at_once)
         self._provider = registry.get(_PROVIDER)
@@ -111,7 +148,20 @@ class CrashBench:
         self._engine = FaultEngine(self._config)
         self._engine.events.subscribe(self._heard.append)
         await self._engine.__aenter__()
+        try:
+            await self._warm_up(self._engine)
+        except BaseException:
+            await self._engine.aclose()
+            raise
         return self
+
+    async def _warm_up(self, engine: FaultEngine) -> None:
+        """Whatever the provider makes once and keeps is made here."""
+        remove = engine.agents.register(_WARM_UP, self._provider)
+        request = WorkflowStartRequest(script=_AGENTS, meta=_META, subagent_provider=_WARM_UP)
+        async with asyncio.timeout(self._cell_timeout), await engine.start(request) as run:
+            await run.result
+        remove()
 
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
@@ -124,7 +174,8 @@ class CrashBench:
         assert self._engine is not None, "use CrashBench as an async context manager"
         if cell.stage is Stage.ZYGOTE_STARTING:
             await self._engine.pool.drop_zygote()
-        return await _Cell(self._engine, self._provider, cell, self._heard).run()
+        timeouts = self._cell_timeout, self._settle_timeout
+        return await _Cell(self._engine, self._provider, cell, self._heard, *timeouts).run()
 
 
 async def run_crash_cell(
@@ -143,11 +194,19 @@ class _Cell:
     """One cell being run."""
 
     def __init__(
-        self, engine: FaultEngine, provider: AgentProvider, cell: CrashCell, heard: list[WorkflowEvent]
+        self,
+        engine: FaultEngine,
+        provider: AgentProvider,
+        cell: CrashCell,
+        heard: list[WorkflowEvent],
+        timeout: float,
+        settle_timeout: float,
     ) -> None:
         self.engine = engine
         self.cell = cell
         self.heard = heard
+        self.timeout = timeout
+        self.settle_timeout = settle_timeout
         self.controller = AbortController()
         self.point = CrashPoint(
             cell.stage,
@@ -160,21 +219,21 @@ class _Cell:
         self.result: WorkflowResult | None = None
         self.refused: WorkflowError | None = None
         self.problems: list[str] = []
+        self.next_agents: list[ProbedAgent] = []
 
     def cancel(self) -> None:
         self.controller.abort("the cell cancels")
 
     async def run(self) -> CellReport:
-        tasks, descriptors = asyncio.all_tasks(), _descriptors()
-        restarts = self.cell.stage is Stage.ZYGOTE_STARTING
+        before = _Belongings(asyncio.all_tasks(), _threads(), _children(), _descriptors())
         self.heard.clear()
         forget_provider = self.engine.agents.register(_PROVIDER, self.probe)
         forget_listener = self.engine.events.subscribe(self._listen)
         try:
-            async with asyncio.timeout(_CELL_TIMEOUT):
+            async with asyncio.timeout(self.timeout):
                 await self._live()
         except TimeoutError:
-            self.problems.append(f"not over after {_CELL_TIMEOUT:g} s")
+            self.problems.append(f"not over after {self.timeout:g} s")
             self.cancel()
         finally:
             forget_listener()
@@ -183,7 +242,7 @@ class _Cell:
         self._check_events(events)
         if not self.problems:
             await self._check_next_run()
-            await self._check_rest(tasks, None if restarts else descriptors)
+            await self._check_rest(before)
         self._check_agents(events)
         forget_provider()
         return CellReport(
@@ -289,7 +348,7 @@ class _Cell:
         agents = len(self.probe.agents)
         request = WorkflowStartRequest(script=_NEXT, meta=_META, args=7, subagent_provider=_PROVIDER)
         try:
-            async with asyncio.timeout(_CELL_TIMEOUT), await self.engine.start(request) as run:
+            async with asyncio.timeout(self.timeout), await self.engine.start(request) as run:
                 result = await run.result
         except (WorkflowError, TimeoutError) as error:
             self.problems.append(f"the next run could not be started: {error!r}")
@@ -300,18 +359,34 @@ class _Cell:
         self.next_agents = self.probe.agents[agents:]
         del self.probe.agents[agents:]
 
-    async def _check_rest(self, tasks: set[asyncio.Task[object]], descriptors: int | None) -> None:
+    async def _check_rest(self, before: _Belongings) -> None:
         await self.engine.pool.released()
         if self.controller.signal.listener_count:
             self.problems.append(f"{self.controller.signal.listener_count} callbacks left on the caller's signal")
-        left = await _until(lambda: [task.get_name() for task in asyncio.all_tasks() - tasks])
+        left = await self._until(lambda: [task.get_name() for task in asyncio.all_tasks() - before.tasks])
         if left:
             self.problems.append(f"tasks left: {left}")
-        alive = await _until(lambda: self.engine.describe().workers_alive)
+        threads = await self._until(lambda: [thread.name for thread in _threads() - before.threads])
+        if threads:
+            self.problems.append(f"threads left: {threads}")
+        alive = await self._until(lambda: self.engine.describe().workers_alive)
         if alive:
             self.problems.append(f"{alive} workers left")
-        if descriptors is not None and (more := await _until(lambda: max(0, _descriptors() - descriptors))):
+        children = await self._until(lambda: _children() - before.children - {self.engine.describe().zygote_pid})
+        if children:
+            self.problems.append(f"child processes left: {_describe(children)}")
+        restarted = self.cell.stage is Stage.ZYGOTE_STARTING  # the new one's socket counts
+        if not restarted and (more := await self._until(lambda: max(0, _descriptors() - before.descriptors))):
             self.problems.append(f"{more} descriptors left")
+
+    async def _until(self, left: Callable[[], _What]) -> _What:
+        """Waits until ``left()`` is empty, within the bound, and returns what it is then."""
+        deadline = time.monotonic() + self.settle_timeout
+        pause = 0.0
+        while (what := left()) and time.monotonic() < deadline:
+            await asyncio.sleep(pause)
+            pause = min(0.02, pause + 0.001)
+        return what
 
     def _check_agents(self, events: tuple[WorkflowEvent, ...]) -> None:
         announced = {event.seq for event in events if isinstance(event, AgentStarted)}
@@ -325,6 +400,38 @@ class _Cell:
                 self.problems.append(f"agent {agent.seq} was announced without a start")
         if self.cell.stage is Stage.AGENT_STARTING and 2 in announced:
             self.problems.append("an agent whose start fulfilled after the end was announced")
+        for agent in self.next_agents:
+            if agent.disposed != 1:
+                self.problems.append(f"an agent of the next run was disposed {agent.disposed} times")
+
+
+class _Belongings(msgspec.Struct, frozen=True):
+    """What this process has before a cell."""
+
+    tasks: set[asyncio.Task[object]]
+    threads: set[threading.Thread]
+    children: set[int]
+    descriptors: int
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(_LOOPS_OWN_THREADS)}
+
+
+def _children() -> set[int]:
+    """Process ids, zombies included."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+def _describe(pids: set[int]) -> list[str]:
+    found: list[str] = []
+    for pid in sorted(pids):
+        try:
+            child = psutil.Process(pid)
+            found.append(f"{pid} {child.name()} ({child.status()})")
+        except psutil.NoSuchProcess:
+            continue
+    return found
 
 
 def _descriptors() -> int:
@@ -332,13 +439,3 @@ def _descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
         return 0  # not told on this system
-
-
-async def _until(left: Callable[[], _What]) -> _What:
-    """Waits until ``left()`` is empty, within a bound, and returns what it is then."""
-    deadline = time.monotonic() + _SETTLE_TIMEOUT
-    pause = 0.0
-    while (what := left()) and time.monotonic() < deadline:
-        await asyncio.sleep(pause)
-        pause = min(0.02, pause + 0.001)
-    return what

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from protocol.errors import ErrorCode
 from protocol.events import StopReason
 
-__all__ = ["CancelMoment", "CrashCell", "ExpectedEnd", "Stage", "Way", "crash_cells", "expected_end"]
+__all__ = ["AGENT_STAGES", "CancelMoment", "CrashCell", "ExpectedEnd", "Stage", "Way", "crash_cells", "expected_end"]
 
 
 class Stage(StrEnum):
@@ -113,10 +113,16 @@ class ExpectedEnd(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-def crash_cells(*, cancels: bool = True) -> Iterator[CrashCell]:
-    """Every cell of the table. ``cancels=False`` leaves out those with a cancel."""
+AGENT_STAGES = (Stage.AGENT_STARTING, Stage.AGENT_RUNNING, Stage.AGENT_SETTLING, Stage.DISPOSING)
+"""Those in which a provider has an agent at work when the worker dies."""
+
+
+def crash_cells(
+    *, stages: Iterable[Stage] = Stage, ways: Iterable[Way] = Way, cancels: bool = True
+) -> Iterator[CrashCell]:
+    """Every cell of the table, or of the given stages and ways. ``cancels=False`` leaves out those with a cancel."""
     moments = tuple(CancelMoment) if cancels else (CancelMoment.NEVER,)
-    for stage, way, moment in itertools.product(Stage, Way, moments):
+    for stage, way, moment in itertools.product(stages, ways, moments):
         yield CrashCell(stage, way, moment)
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import subprocess
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from orchestrator import AgentRequest, AgentResult
+from orchestrator import AgentRequest, AgentResult, WorkflowError, WorkflowStartRequest
 from orchestrator.faults import (
     BENCH_CONFIG,
     CancelMoment,
     CellReport,
     CrashBench,
     CrashCell,
+    CrashPoint,
+    FaultEngine,
     Stage,
     Way,
     crash_cells,
@@ -23,6 +27,7 @@ from orchestrator.faults import (
 )
 from tests.conftest import run_async
 from tests.faults.conftest import SharedBench
+from tests.support import META
 
 CELLS = [cell for cell in crash_cells() if cell.stage is not Stage.ZYGOTE_STARTING]
 ZYGOTE_CELLS = [cell for cell in crash_cells() if cell.stage is Stage.ZYGOTE_STARTING]
@@ -31,14 +36,14 @@ ZYGOTE_CELLS = [cell for cell in crash_cells() if cell.stage is Stage.ZYGOTE_STA
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_a_worker_that_dies_costs_its_run_and_nothing_else(cell: CrashCell, bench: SharedBench) -> None:
     report = bench.run(cell)
-    assert report.ok, report
+    report.check()
 
 
 @pytest.mark.parametrize("cell", ZYGOTE_CELLS, ids=str)
 def test_a_zygote_that_dies_while_it_starts_costs_that_start_and_nothing_else(cell: CrashCell) -> None:
     """Each on an engine of its own, whose zygote changes."""
     report = run_async(run_crash_cell(cell.stage, cell.way, cancel=cell.cancel))
-    assert report.ok, report
+    report.check()
 
 
 EVENTS: dict[Stage, list[str]] = {
@@ -59,7 +64,7 @@ EVENTS: dict[Stage, list[str]] = {
 @pytest.mark.parametrize("stage", EVENTS)
 def test_the_events_of_a_death_are_those_of_its_stage_and_no_others(stage: Stage, bench: SharedBench) -> None:
     report = bench.run(CrashCell(stage, Way.SIGKILL))
-    assert report.ok, report
+    report.check()
     assert list(report.events) == EVENTS[stage]
 
 
@@ -103,6 +108,11 @@ class LeavesATask:
         self.forgotten.append(asyncio.create_task(asyncio.sleep(3600), name="forgotten"))
         return _Run(request)
 
+    async def tidy_up(self) -> None:
+        for task in self.forgotten:
+            task.cancel()
+        await asyncio.wait(self.forgotten)
+
 
 class RefusesAfterTheFirst:
     """A provider under test that breaks once it has been in a crash."""
@@ -112,18 +122,72 @@ class RefusesAfterTheFirst:
 
     async def start(self, request: AgentRequest) -> Any:
         self.starts += 1
-        if self.starts > 2:
+        if self.starts > 5:  # three in the bench's own first run, two in the cell
             raise RuntimeError("broken since the crash")
         return _Run(request)
 
 
+class LeavesAThread:
+    """A provider under test whose thread nobody ends."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.forgotten: list[threading.Thread] = []
+
+    async def start(self, request: AgentRequest) -> Any:
+        self.forgotten.append(threading.Thread(target=self.release.wait, name="forgotten"))
+        self.forgotten[-1].start()
+        return _Run(request)
+
+    async def tidy_up(self) -> None:
+        self.release.set()
+        for thread in self.forgotten:
+            thread.join()
+
+
+class LeavesAProcess:
+    """A provider under test that starts a program for each agent and thinks no more of it."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[subprocess.Popen[bytes]] = []
+
+    async def start(self, request: AgentRequest) -> Any:
+        self.forgotten.append(subprocess.Popen(["sleep", "99"]))  # noqa: ASYNC220
+        return _Run(request)
+
+    async def tidy_up(self) -> None:
+        for process in self.forgotten:
+            process.kill()
+            process.wait()
+
+
+class KeepsAServer:
+    """A provider under test with a process, a thread and a descriptor that it starts once and keeps on purpose."""
+
+    def __init__(self) -> None:
+        self.server: subprocess.Popen[bytes] | None = None
+        self.release = threading.Event()
+        self.thread = threading.Thread(target=self.release.wait, name="of the server")
+
+    async def start(self, request: AgentRequest) -> Any:
+        if self.server is None:
+            self.server = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # noqa: ASYNC220
+            self.thread.start()
+        return _Run(request)
+
+    async def tidy_up(self) -> None:
+        assert self.server is not None
+        self.server.communicate()
+        self.release.set()
+        self.thread.join()
+
+
 def of_provider(provider: Any, stage: Stage = Stage.AGENT_RUNNING, way: Way = Way.SIGKILL) -> CellReport:
     async def main() -> CellReport:
-        report = await run_crash_cell(stage, way, provider=provider)
-        for task in getattr(provider, "forgotten", ()):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        async with CrashBench(provider, settle_timeout=0.1) as bench:
+            report = await bench.run(CrashCell(stage, way))
+        if (tidy_up := getattr(provider, "tidy_up", None)) is not None:
+            await tidy_up()
         return report
 
     return run_async(main())
@@ -134,10 +198,23 @@ def test_the_table_runs_on_a_hosts_own_provider(stage: Stage) -> None:
     assert of_provider(polite, stage).ok
 
 
-def test_the_table_notices_a_provider_that_leaves_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.faults.crash_table._SETTLE_TIMEOUT", 0.1)
-    report = of_provider(LeavesATask())
-    assert any("tasks left: ['forgotten'" in problem for problem in report.problems), report
+@pytest.mark.parametrize(
+    ("provider", "left"),
+    [
+        (LeavesATask, "tasks left: ['forgotten'"),
+        (LeavesAThread, "threads left: ['forgotten'"),
+        (LeavesAProcess, "child processes left: ['"),
+    ],
+)
+def test_the_table_notices_what_a_provider_leaves(provider: Callable[[], Any], left: str) -> None:
+    report = of_provider(provider())
+    assert any(left in problem for problem in report.problems), report
+    with pytest.raises(AssertionError, match=r"agent running, SIGKILL, no cancel:\n  \* .* left"):
+        report.check()
+
+
+def test_what_a_provider_starts_once_and_keeps_is_not_held_against_it() -> None:
+    of_provider(KeepsAServer()).check()
 
 
 def test_the_table_notices_a_provider_that_does_not_survive_the_crash() -> None:
@@ -167,6 +244,32 @@ def test_what_an_idle_worker_takes_is_not_held_against_a_small_memory_limit(limi
             for stage in (Stage.READY, Stage.NARRATING, Stage.AGENT_RUNNING):
                 for way in (Way.SIGKILL, Way.SIGSEGV, Way.MEMORY):
                     report = await bench.run(CrashCell(stage, way))
-                    assert report.ok, report
+                    report.check()
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"max_concurrent_agents": 3}, "max_concurrent_agents=2"), ({"memory_limit": None}, "memory_limit")],
+)
+def test_a_configuration_the_table_is_not_made_for_is_refused_with_what_it_needs(change: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        CrashBench(config=msgspec.structs.replace(BENCH_CONFIG, **change))
+
+
+@pytest.mark.parametrize("how", ["bench", "engine", "armed"])
+def test_fault_injection_into_spawned_workers_is_refused_with_the_reason(how: str) -> None:
+    config = msgspec.structs.replace(BENCH_CONFIG, worker_mode="spawn")
+
+    async def main() -> None:
+        engine = FaultEngine(config)
+        engine.agents.register("default", polite)
+        engine.arm(CrashPoint(Stage.READY, Way.EXIT_3))
+        request = WorkflowStartRequest(script="return 1", meta=META)
+        entering = {"bench": CrashBench(config=config).__aenter__, "engine": FaultEngine(config).__aenter__}
+        with pytest.raises(WorkflowError, match="fault injection needs forked workers; here they are spawned: asked"):
+            await entering.get(how, lambda: engine.start(request))()
+        await engine.aclose()
 
     run_async(main())
