@@ -89,6 +89,16 @@ def test_the_options_of_the_call_are_in_the_environment_too() -> None:
     assert answer(CommandSettings(argv=("sh", "-c", script)), options=options).text == "high explorer worktree"
 
 
+def test_a_program_may_have_a_folder_and_variables_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    script = 'printf "%s %s %s" "${PWD##*/}" "$FLAVOUR" "$WORKFLOW_AGENT_SEQ"'
+    variables = {"FLAVOUR": "mild", "WORKFLOW_AGENT_SEQ": "mine"}
+    settings = CommandSettings(argv=("sh", "-c", script), cwd=str(tmp_path / "here"), env=variables)
+    assert answer(settings).text == "here mild 1"
+    with pytest.raises(WorkflowError, match=r"'cat' cannot start in its working directory: there is no such folder"):
+        answer(CommandSettings(argv=("cat",), cwd=str(tmp_path / "gone")))
+
+
 def test_a_prompt_may_be_an_argument_and_standard_input_is_empty_then() -> None:
     script = 'printf "<%s>" "$@"; wc -c'
     settings = CommandSettings(argv=("sh", "-c", script, "sh"), prompt_args=("--", "{prompt}"))
@@ -258,6 +268,8 @@ def test_a_byte_now_and_then_is_a_sign_of_life_on_either_output() -> None:
         ({"argv": ()}, "argv must name a program"),
         ({"argv": ("",)}, "argv must name a program"),
         ({"argv": "cat"}, "argv must name a program"),
+        ({"cwd": ""}, "cwd must be a folder"),
+        ({"env": {"A=B": "c"}}, "env must be a table"),
         ({"model_args": ("--model",)}, "model_args must have {model}"),
         ({"agent_type_args": ("{agent_type}",)}, "agent_type_args must have {agentType}"),
         ({"output": "xml"}, 'output must be "text", "json" or "jsonl"'),

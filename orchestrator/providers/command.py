@@ -13,17 +13,15 @@ say so.
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import os
-import re
-import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import PurePath
 
 import msgspec
 
 from orchestrator.agents import AgentRequest, AgentResult
+from orchestrator.providers.child_endings import how_it_ended, last_lines, why_not_started
 from orchestrator.providers.child_process import ChildExit, ChildProcess
 from orchestrator.providers.command_output import CommandOutput
 from orchestrator.providers.command_settings import CommandSettings
@@ -34,11 +32,8 @@ __all__ = ["CommandProvider", "CommandSettings"]
 
 MAX_VARIABLE = 100_000
 """Linux refuses to start a program with a variable or an argument of 128 KiB or more."""
-REASON_LINES = 5
-REASON_CHARS = 600
 
 _child_numbers = itertools.count(1)
-_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class CommandProvider:
@@ -76,7 +71,7 @@ class CommandProvider:
             raise WorkflowError(ErrorCode.CANCELLED, f"the run was aborted: {request.signal.reason}")
         settings = self.settings
         prompt, schema = _prompt(request, settings.schema_prompt), _schema(request)
-        environment = _environment(request, schema)
+        environment = _environment(request, schema, settings.env)
         arguments = settings.arguments(
             {
                 "model": request.model,
@@ -95,6 +90,7 @@ class CommandProvider:
                 env=environment,
                 output_limit=settings.max_output,
                 grace=settings.kill_grace,
+                cwd=settings.cwd,
             )
         except (OSError, ValueError) as error:
             raise WorkflowError(ErrorCode.AGENT_START, self._refusal(error)) from error
@@ -107,18 +103,15 @@ class CommandProvider:
             child.kill()
 
     def _refusal(self, error: OSError | ValueError) -> str:
-        program = self.argv[0]
-        match error:
-            case FileNotFoundError():
-                return f"the agent command {program!r} was not found; install it, or name another with command:ARGV"
-            case PermissionError():
-                return f"the agent command {program!r} is not executable"
-            case OSError(errno=errno.ENOEXEC):
-                return f"the agent command {program!r} is not a program: a script needs a first line such as #!/bin/sh"
-            case OSError():
-                return f"the agent command {program!r} could not be started: {os.strerror(error.errno or 0)}"
-            case _:
-                return f"the agent command {program!r} could not be started: {error}"
+        if (
+            isinstance(error, FileNotFoundError)
+            and self.settings.cwd is not None
+            and error.filename == self.settings.cwd
+        ):
+            why = "cannot start in its working directory: there is no such folder (cwd)"
+        else:
+            why = why_not_started(error)
+        return f"the agent command {self.argv[0]!r} {why}"
 
 
 class _CommandRun:
@@ -184,17 +177,17 @@ class _CommandRun:
         if self._request.signal.aborted:
             return AgentResult(stop_reason="cancelled", error=f"aborted: {self._request.signal.reason}")
         if self._given_up is not None:
-            return _failed(f"{self._program} {self._given_up}{_last_lines(end.stderr_tail)}")
+            return _failed(f"{self._program} {self._given_up}{last_lines(end.stderr_tail)}")
         output = self._read(end.stdout)
         if end.returncode != 0:
-            reason = _reason(output.error) or _last_lines(end.stderr_tail)
-            return _failed(f"{self._program} {_how_it_ended(end.returncode)}{reason}", output)
+            reason = _reason(output.error) or last_lines(end.stderr_tail)
+            return _failed(f"{self._program} {how_it_ended(end.returncode)}{reason}", output)
         if output.error is not None:
             return _failed(f"{self._program} failed{_reason(output.error)}", output)
         if self._request.schema is not None:
             return self._structured(output)
         if output.text is None:
-            return _failed(f"{self._program} {output.problem}{_last_lines(end.stderr_tail)}", output)
+            return _failed(f"{self._program} {output.problem}{last_lines(end.stderr_tail)}", output)
         return AgentResult(text=output.text, usage=output.usage)
 
     def _structured(self, output: CommandOutput) -> AgentResult:
@@ -222,29 +215,8 @@ def _failed(reason: str, output: CommandOutput | None = None) -> AgentResult:
     return AgentResult(stop_reason="error", error=reason, usage=None if output is None else output.usage)
 
 
-def _reason(text: str | None) -> str:
-    if not text:
-        return ""
-    text = _TERMINAL_CODES.sub("", text).strip()
-    return f": {text[: REASON_CHARS - 1]}…" if len(text) > REASON_CHARS else f": {text}"
-
-
-def _how_it_ended(returncode: int) -> str:
-    if returncode >= 0:
-        return f"exited with code {returncode}"
-    try:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"was killed by signal {-returncode}"
-
-
-def _last_lines(stderr: bytes) -> str:
-    text = _TERMINAL_CODES.sub("", stderr.decode("utf-8", "replace").replace("\r", "\n"))
-    lines = [line.rstrip() for line in text.split("\n") if line.strip()]
-    kept = "\n".join(lines[-REASON_LINES:])
-    if len(kept) > REASON_CHARS:
-        kept = "…" + kept[1 - REASON_CHARS :]
-    return f": {kept}" if kept else ""
+def _reason(reported: str | None) -> str:
+    return "" if reported is None else last_lines(reported.encode("utf-8", "replace"))
 
 
 def _prompt(request: AgentRequest, with_schema: bool) -> str:
@@ -279,9 +251,10 @@ def _checked_argument(prompt: str, seq: int) -> str:
     return prompt
 
 
-def _environment(request: AgentRequest, schema: str | None) -> dict[str, str]:
+def _environment(request: AgentRequest, schema: str | None, added: Mapping[str, str]) -> dict[str, str]:
     """The host's environment and what is to know about the call; nothing of a workflow this one may run inside."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WORKFLOW_AGENT_")}
+    environment.update(added)
     known = {
         "LABEL": request.label,
         "SEQ": str(request.seq),

@@ -41,6 +41,8 @@ class CommandSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Args:
         argv: the program and its arguments, never a shell line.
+        cwd: the program's working directory; the host's own without one.
+        env: variables added to the host's environment.
         model_args: with ``{model}``, for calls that name a model.
         effort_args: with ``{effort}``; declares the option ``effort``.
         agent_type_args: with ``{agentType}``; declares the option ``agentType``.
@@ -66,6 +68,8 @@ class CommandSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     argv: tuple[str, ...]
+    cwd: str | None = None
+    env: dict[str, str] = {}
     model_args: tuple[str, ...] = ()
     effort_args: tuple[str, ...] = ()
     agent_type_args: tuple[str, ...] = ()
@@ -88,6 +92,10 @@ class CommandSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         if isinstance(self.argv, str) or not self.argv or not self.argv[0]:
             raise ValueError('argv must name a program to run: a list of strings such as ["claude", "-p"]')
+        if self.cwd == "":
+            raise ValueError("cwd must be a folder")
+        if any(not name or "=" in name or "\0" in name + value for name, value in self.env.items()):
+            raise ValueError("env must be a table of environment variables")
         for name, placeholder in PLACEHOLDERS.items():
             group: tuple[str, ...] = getattr(self, name)
             if group and not any(f"{{{placeholder}}}" in argument for argument in group):
