@@ -198,6 +198,8 @@ class AgentProcess:
                 f"speaks version {found.protocol_version} of the Agent Client Protocol, not {acp.PROTOCOL_VERSION}: "
                 "install another release of it"
             )
+        if found.agent_info is not None:  # better than the name of an interpreter or a package runner
+            self.name = one_line(found.agent_info.title or found.agent_info.name, 60) or self.name
         capabilities = found.agent_capabilities
         sessions = None if capabilities is None else capabilities.session_capabilities
         self.closes_sessions = sessions is not None and sessions.close is not None
