@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
-from orchestrator import EventOrderChecker
+from orchestrator import EngineConfig, EventOrderChecker, WorkflowEngine
 from orchestrator.bus import EventBus
 
 TEST_TIMEOUT = 50.0
+SANDBOX_VARIABLE = "WORKFLOW_TESTS_SANDBOX"
+"""Tells tests that start the command which ``--sandbox`` they were asked to run with."""
 _SETTLE_SECONDS = 5.0  # how long a leak may take to go away by itself: a killed process is reaped a little later
 
 
@@ -26,6 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz", type=int, default=20_000, metavar="N", help="random or mutated frames sent to the host")
     group.addoption(
         "--fault-seed", type=int, default=None, metavar="N", help="repeat a soak or a fuzz; each prints its own"
+    )
+    group = parser.getgroup("sandbox", "the walls around each worker")
+    group.addoption(
+        "--sandbox", choices=("required",), help="give every engine that a test leaves at 'auto' this mode instead"
     )
 
 
@@ -81,6 +88,22 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         if time.monotonic() > deadline:
             raise LeakError(f"left behind: {left}")
         time.sleep(0.01)  # not a synchronisation: polls until the kernel has caught up, within the deadline
+
+
+@pytest.fixture(autouse=True)
+def sandbox_as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``--sandbox required`` no ordinary script may notice the walls, and none of them may be down."""
+    mode = request.config.getoption("--sandbox")
+    if mode is None:
+        return
+    make = WorkflowEngine.__init__
+
+    def confined(engine: WorkflowEngine, config: EngineConfig | None = None) -> None:
+        config = EngineConfig() if config is None else config
+        make(engine, msgspec.structs.replace(config, sandbox=mode) if config.sandbox == "auto" else config)
+
+    monkeypatch.setattr(WorkflowEngine, "__init__", confined)
+    monkeypatch.setenv(SANDBOX_VARIABLE, mode)
 
 
 @pytest.fixture(autouse=True)

@@ -78,6 +78,7 @@ def _prepare_spawning() -> None:
         line[line.index("-c") + 1] = f"import sys; sys.path[:] = {packages!r}; {line[line.index('-c') + 1]}"
         return line
 
+    os.environ.clear()  # Python sets LC_CTYPE itself; a spawned worker must start with nothing at all
     nowhere = os.open(os.devnull, os.O_RDWR)
     spawn.get_command_line = with_packages
     resource_tracker.getfd = lambda: nowhere

@@ -304,7 +304,9 @@ async def _basics(engine: WorkflowEngine) -> EngineDescription:
 @pytest.mark.parametrize("spares", [0, 1])
 def test_the_basics_hold_with_spawned_workers(spares: int) -> None:
     async def main() -> EngineDescription:
-        async with WorkflowEngine(EngineConfig(worker_mode="spawn", spare_workers=spares)) as engine:
+        async with WorkflowEngine(
+            EngineConfig(worker_mode="spawn", spare_workers=spares, sandbox="required")
+        ) as engine:
             return await _basics(engine)
 
     described = run_async(main())
@@ -325,7 +327,7 @@ def test_without_the_engines_exports_workers_are_spawned_and_the_reason_is_said(
     assert described.mode_reason == "the calls that keep the engine's work off helper threads were hidden"
 
 
-@pytest.mark.parametrize("sandbox", ["off", "auto"])
+@pytest.mark.parametrize("sandbox", ["off", "required"])
 def test_the_basics_hold_with_forked_workers(sandbox: Any) -> None:
     async def main() -> EngineDescription:
         async with WorkflowEngine(EngineConfig(sandbox=sandbox, spare_workers=1)) as engine:
