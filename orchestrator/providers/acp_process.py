@@ -214,7 +214,7 @@ class AgentProcess:
     def refusal(self, error: acp.RequestError) -> str:
         """Why the agent refused to open a session, for the user."""
         if error.code == AUTH_REQUIRED:
-            detail = error_text(error)
+            detail = error_text(error).rstrip(".")
             said = "" if detail.lower().startswith("authentication required") else f": {detail}"
             return (
                 f"{self.name} requires authentication{said}; log in with the program itself, give it its key in env, "
