@@ -124,7 +124,7 @@ def test_whatever_prints_stdout_carries_frames_alone(tmp_path: Path) -> None:
 def test_an_end_in_the_middle_of_a_run_leaves_no_process(
     tmp_path: Path, number: signal.Signals | None, code: int
 ) -> None:
-    hang = f"exec 3>{tmp_path}/lifeline; echo at work >&3; sleep 1000"
+    hang = f"exec 3>{tmp_path}/lifeline; echo at work >&3; exec sleep 1000"
     with (
         contextlib.closing(Lifeline(tmp_path / "lifeline")) as lifeline,
         serving("--agent", "command:sh") as client,
@@ -150,7 +150,7 @@ def test_an_end_in_the_middle_of_a_run_leaves_no_process(
 
 
 def test_a_cancelled_request_is_not_answered_and_the_next_one_is(tmp_path: Path) -> None:
-    hang = f"exec 3>{tmp_path}/lifeline; echo at work >&3; sleep 1000"
+    hang = f"exec 3>{tmp_path}/lifeline; echo at work >&3; exec sleep 1000"
     with (
         contextlib.closing(Lifeline(tmp_path / "lifeline")) as lifeline,
         serving("--agent", "command:sh") as client,

@@ -116,7 +116,7 @@ def test_the_model_of_gemini_cli_reads_where_its_script_is_wrong(tmp_path: Path)
 
 @pytest.mark.timeout(90)
 def test_gemini_cli_killed_in_the_middle_of_a_run_leaves_no_process(tmp_path: Path) -> None:
-    hang = f"exec 3>{tmp_path}/lifeline; echo at work >&3; sleep 1000"
+    hang = f"exec 3>{tmp_path}/lifeline; echo at work >&3; exec sleep 1000"
     arguments = {"script": "return await agent(args.command)", "meta": META, "args": {"command": hang}}
     fixtures = [{"match": {"userMessage": "count"}, "response": tool_call("mcp_flows_workflow", arguments)}]
     with contextlib.closing(Lifeline(tmp_path / "lifeline")) as lifeline, aimock(fixtures) as mock:
