@@ -12,18 +12,19 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import acp
 from acp.agent.connection import AgentSideConnection
 
 from orchestrator.acp.agent import WorkflowAcpAgent
+from orchestrator.agents import AgentRegistry
 from orchestrator.config import EngineConfig
 from orchestrator.engine import WorkflowEngine
-from orchestrator.providers import provider_from_spec
-from orchestrator.sessions import DEFAULT_RULES, MemorySessionStore, SqliteSessionStore
-from orchestrator.stdio import protocol_pipes
+from orchestrator.providers import RehearseProvider, provider_from_spec
+from orchestrator.sessions import DEFAULT_RULES, MemorySessionStore, SessionStore, SqliteSessionStore
+from orchestrator.stdio import PipeTransport, protocol_pipes
 from orchestrator.tool import ToolRegistry, WorkflowTool
 
 __all__ = ["REHEARSAL_NOTICE", "serve_acp"]
@@ -42,6 +43,7 @@ TERMINAL_HINT = (
 async def serve_acp(
     *,
     agent_spec: str = "rehearse",
+    register_agents: Callable[[AgentRegistry], None] | None = None,
     config: EngineConfig | None = None,
     session_file: str | os.PathLike[str] | None = None,
 ) -> None:
@@ -49,6 +51,8 @@ async def serve_acp(
 
     Args:
         agent_spec: who does the work of ``agent()`` calls; see `orchestrator.providers.provider_from_spec`.
+        register_agents: registers the agents instead, when one is not enough. Called once stdout is the protocol's;
+            what it raises is raised here.
         config: engine settings.
         session_file: a SQLite file that keeps sessions, so that clients can load them again; in memory without one.
 
@@ -57,7 +61,6 @@ async def serve_acp(
         SessionError: the session file cannot be used.
         OSError: stdin or stdout is a plain file.
     """
-    provider = provider_from_spec(agent_spec)
     if sys.stdin.isatty():
         print(TERMINAL_HINT, file=sys.stderr)
     with contextlib.ExitStack() as files:
@@ -66,27 +69,30 @@ async def serve_acp(
             if session_file is None
             else files.enter_context(SqliteSessionStore(session_file, DEFAULT_RULES))
         )
-        async with protocol_pipes("Agent Client Protocol") as transport, WorkflowEngine(config) as engine:
-            engine.agents.register(engine.config.provider, provider)
-            registry = ToolRegistry()
-            tool = WorkflowTool(engine)
-            registry.register(tool.definition)
-            agent = WorkflowAcpAgent(
-                registry,
-                store,
-                notice=REHEARSAL_NOTICE if agent_spec.strip() == "rehearse" else None,
-                resumable=session_file is not None,
-            )
-            connection = AgentSideConnection(
-                cast("acp.Agent", agent), transport, listening=False, use_unstable_protocol=True
-            )
-            try:
-                await _until_terminated(connection.listen())
-            finally:
-                await agent.aclose()
-                await connection.close()
-                await registry.aclose()
-                tool.close()
+        async with protocol_pipes("Agent Client Protocol") as transport:
+            engine = WorkflowEngine(config)
+            if register_agents is not None:
+                register_agents(engine.agents)
+            else:
+                engine.agents.register(engine.config.provider, provider_from_spec(agent_spec))
+            async with engine:
+                await _serve(engine, transport, store, resumable=session_file is not None)
+
+
+async def _serve(engine: WorkflowEngine, transport: PipeTransport, store: SessionStore, *, resumable: bool) -> None:
+    rehearsing = isinstance(engine.agents.providers.get(engine.config.provider), RehearseProvider)
+    registry = ToolRegistry()
+    tool = WorkflowTool(engine)
+    registry.register(tool.definition)
+    agent = WorkflowAcpAgent(registry, store, notice=REHEARSAL_NOTICE if rehearsing else None, resumable=resumable)
+    connection = AgentSideConnection(cast("acp.Agent", agent), transport, listening=False, use_unstable_protocol=True)
+    try:
+        await _until_terminated(connection.listen())
+    finally:
+        await agent.aclose()
+        await connection.close()
+        await registry.aclose()
+        tool.close()
 
 
 async def _until_terminated(listening: Coroutine[Any, Any, None]) -> None:

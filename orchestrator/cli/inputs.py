@@ -1,24 +1,15 @@
-"""Reads what the user typed or named: script files, JSON, sizes, agents.
+"""Reads what the user typed or named: script files, JSON, sizes.
 
 Guarantees: whatever is wrong with it is a `UsageProblem` whose text is one line and names the input as the user did.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from orchestrator.agents import AgentProvider
-
-__all__ = ["DEFAULT_AGENT", "UsageProblem", "parse_agents", "parse_json_option", "parse_size", "read_script"]
-
-DEFAULT_AGENT = "rehearse"
-_AGENT_NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
-_SIZE = re.compile(r"(\d+)\s*(?:([kmg])(?:i?b)?|b)?", re.IGNORECASE)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+__all__ = ["UsageProblem", "parse_json_option", "parse_size", "read_script"]
 
 
 class UsageProblem(Exception):
@@ -75,29 +66,12 @@ def parse_json_option(option: str, text: str) -> Any:
 
 def parse_size(option: str, text: str) -> int:
     """Bytes: a whole number with an optional K, M or G (powers of 1024)."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    from orchestrator.toml_table import parse_size as bytes_of
+
+    size = bytes_of(text)
+    if size is None:
         raise UsageProblem(f"{option} must be a size such as 256M or 1G, not {text!r}")
-    return int(match[1]) * _UNITS[(match[2] or "").lower()]
-
-
-def parse_agents(specs: tuple[str, ...]) -> dict[str, AgentProvider]:
-    """Providers by name from ``SPEC`` (the default one) and ``NAME=SPEC``, each name at most once."""
-    from orchestrator.providers import provider_from_spec
-
-    providers: dict[str, AgentProvider] = {}
-    for text in specs:
-        match = _AGENT_NAME.fullmatch(text)
-        name, spec = (match[1], match[2]) if match else ("default", text)
-        if name in providers:
-            raise UsageProblem(f"--agent names {name!r} twice; write NAME=SPEC for a second provider")
-        try:
-            providers[name] = provider_from_spec(spec)
-        except ValueError as error:
-            raise UsageProblem(f"--agent: {error}") from None
-    if "default" not in providers:
-        providers["default"] = provider_from_spec(DEFAULT_AGENT)
-    return providers
+    return size
 
 
 def _file_problem(name: str, error: OSError) -> str:

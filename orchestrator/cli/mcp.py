@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 
-from orchestrator.cli.inputs import UsageProblem, parse_agents
+from orchestrator.cli.configuration import Agents
+from orchestrator.cli.inputs import UsageProblem
 from orchestrator.config import EngineConfig
 
 __all__ = ["mcp_command"]
 
 
-def mcp_command(agents: tuple[str, ...], config: EngineConfig) -> int:
+def mcp_command(agents: Agents, config: EngineConfig) -> int:
     """Serves until the host goes away. Returns the exit code.
 
     Args:
-        agents: the values of ``--agent``.
+        agents: who does the work.
         config: engine settings.
     """
     try:
@@ -27,7 +28,7 @@ def mcp_command(agents: tuple[str, ...], config: EngineConfig) -> int:
     from protocol.errors import WorkflowError
 
     try:
-        ended_by = asyncio.run(serve_mcp(lambda: parse_agents(agents), config))
+        ended_by = asyncio.run(serve_mcp(agents.register, config))
     except (WorkflowError, OSError) as error:
         raise UsageProblem(str(error)) from None
     finally:

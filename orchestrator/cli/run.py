@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.agents import AgentProvider
+from orchestrator.cli.configuration import Agents
 from orchestrator.cli.inputs import UsageProblem, read_script, shown_name
 from orchestrator.cli.report import (
     json_bytes,
@@ -53,6 +54,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str
     request: WorkflowStartRequest
+    agents: Agents
     providers: dict[str, AgentProvider]
     config: EngineConfig
     as_json: bool = False
@@ -119,10 +121,11 @@ async def _attempt(options: RunOptions, events: _EventFile, view: View, interrup
     rehearsals = {name: made for name, made in options.providers.items() if isinstance(made, RehearseProvider)}
     if rehearsals:
         view.say(rehearsal_notice(tuple(rehearsals), all_of_them=len(rehearsals) == len(options.providers)))
+    if options.agents.file is not None:
+        view.say(f"agent {options.agents.default} ({options.agents.file})")
     began = time.monotonic()
     async with WorkflowEngine(options.config) as engine:
-        for name, provider in options.providers.items():
-            engine.agents.register(name, provider)
+        options.agents.register(engine.agents, options.providers)
         engine.events.subscribe(view.take)
         engine.events.subscribe(events.take)
         try:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from importlib.metadata import PackageNotFoundError, version
 
 import anyio
@@ -21,7 +21,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-from orchestrator.agents import AgentProvider
+from orchestrator.agents import AgentRegistry
 from orchestrator.config import EngineConfig
 from orchestrator.engine import WorkflowEngine
 from orchestrator.mcp.check import CheckTool
@@ -46,12 +46,12 @@ Incoming = SessionMessage | Exception
 
 
 async def serve_mcp(
-    make_agents: Callable[[], Mapping[str, AgentProvider]], config: EngineConfig | None = None
+    register_agents: Callable[[AgentRegistry], None], config: EngineConfig | None = None
 ) -> signal.Signals | None:
     """Serves one client on stdin and stdout until it goes away or the process is asked to end.
 
     Args:
-        make_agents: makes the agent providers, by name. Called once stdout is the protocol's, as what a provider's
+        register_agents: registers the agent providers. Called once stdout is the protocol's, as what a provider's
             module prints must not reach the client. What it raises is raised here.
         config: engine settings.
 
@@ -66,11 +66,10 @@ async def serve_mcp(
         print(TERMINAL_HINT, file=sys.stderr)
     with _termination() as asked:
         async with protocol_pipes("Model Context Protocol") as transport:
-            agents = make_agents()
-            async with WorkflowEngine(config) as engine:
-                for name, provider in agents.items():
-                    engine.agents.register(name, provider)
-                rehearsing = isinstance(agents.get(engine.config.provider), RehearseProvider)
+            engine = WorkflowEngine(config)
+            register_agents(engine.agents)
+            async with engine:
+                rehearsing = isinstance(engine.agents.providers.get(engine.config.provider), RehearseProvider)
                 registry = ToolRegistry()
                 workflow, check = WorkflowTool(engine), CheckTool(engine)
                 for definition in (workflow.definition, check.definition):
