@@ -38,7 +38,7 @@ MAX_ANSWER = 16 << 20
 _OPENAI = "https://api.openai.com/v1"
 _MODES: tuple[StructuredMode, ...] = ("json_schema", "json_object", "instruct")
 _FORMAT_WORDS = ("response_format", "json_schema", "json_object", "schema", "grammar", "structured")
-_REFUSALS = (400, 404, 405, 415, 422, 501)
+_REFUSALS = (400, 404, 415, 422, 501)
 
 
 class ServerTraits:
@@ -64,7 +64,8 @@ class ServerTraits:
         """The next way to ask after the server refused ``mode``; ``None`` when the refusal is about something else."""
         if self._structured != "auto" or mode == "instruct" or failure.status not in _REFUSALS:
             return None
-        if model in self._modes and not failure.mentions(_FORMAT_WORDS):
+        known = model in self._modes or failure.status == 404  # a 404 is mostly about the model
+        if known and not failure.mentions(_FORMAT_WORDS):
             return None
         return _MODES[_MODES.index(mode) + 1]
 

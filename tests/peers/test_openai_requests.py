@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 
 from orchestrator import AbortController, AgentRequest, AgentResult, WorkflowError
 from orchestrator.providers.openai import OpenAIProvider, OpenAISettings, OpenAIStats, openai_settings_from_spec
+from orchestrator.workflow_file import read_workflow_file
 from protocol.events import RunId, WorkflowMeta, WorkflowRunInfo
 from tests.conftest import run_async
 from tests.peers.scripted_server import Reply, error, scripted_server, text
@@ -293,6 +295,12 @@ def test_a_refusal_that_is_not_about_the_format_changes_nothing_for_later_agents
     assert asked.bodies[3]["response_format"]["type"] == "json_schema"
 
 
+def test_a_model_that_is_not_there_is_not_asked_for_in_other_ways() -> None:
+    asked = ask([error(404, "no such model")], schema=SCHEMA)
+    assert "has no model 'small'" in (asked.result.error or "")
+    assert asked.stats.requests == 1
+
+
 def test_a_mode_that_was_chosen_is_kept() -> None:
     asked = ask(refuses_schemas, settings={"structured": "json_schema"}, schema=SCHEMA)
     assert asked.result.stop_reason == "error"
@@ -452,3 +460,13 @@ def test_a_short_form_that_names_nothing_says_what_to_write(spec: str) -> None:
 def test_a_senseless_setting_is_named_with_what_it_accepts(table: dict[str, Any], expected: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=expected):
         msgspec.convert(table, OpenAISettings)
+
+
+def test_the_documentation_names_every_setting_and_its_table_can_be_read(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "openai.md").read_text("utf-8")
+    assert [name for name in OpenAISettings.__struct_fields__ if f"`{name}`" not in page] == []
+    file = tmp_path / "workflow.toml"
+    file.write_text(page.partition("```toml\n")[2].partition("```")[0], "utf-8")
+    assert read_workflow_file(file).agents["reviewer"].settings == OpenAISettings(
+        model="gpt-5-mini", system_prompt="You review Python code. Be brief.", max_tokens=2000
+    )
