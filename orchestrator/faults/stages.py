@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -117,13 +117,10 @@ AGENT_STAGES = (Stage.AGENT_STARTING, Stage.AGENT_RUNNING, Stage.AGENT_SETTLING,
 """Those in which a provider has an agent at work when the worker dies."""
 
 
-def crash_cells(
-    *, stages: Iterable[Stage] = Stage, ways: Iterable[Way] = Way, cancels: bool = True
-) -> Iterator[CrashCell]:
+def crash_cells(*, stages: Iterable[Stage] = Stage, ways: Iterable[Way] = Way, cancels: bool = True) -> list[CrashCell]:
     """Every cell of the table, or of the given stages and ways. ``cancels=False`` leaves out those with a cancel."""
     moments = tuple(CancelMoment) if cancels else (CancelMoment.NEVER,)
-    for stage, way, moment in itertools.product(stages, ways, moments):
-        yield CrashCell(stage, way, moment)
+    return [CrashCell(*cell) for cell in itertools.product(stages, ways, moments)]
 
 
 def expected_end(cell: CrashCell) -> ExpectedEnd:
