@@ -28,7 +28,7 @@ from orchestrator.meta import validate_meta
 from orchestrator.pool import WorkerPool
 from orchestrator.results import WorkflowResult
 from orchestrator.schemas import AgentSchema, compile_schema
-from orchestrator.signals import AbortController, AbortSignal
+from orchestrator.signals import ABORTED, AbortController, AbortSignal
 from orchestrator.zygote_client import Worker
 from protocol import messages as wire
 from protocol.errors import ErrorCode, WorkflowError
@@ -156,9 +156,10 @@ class RunDriver:
             with contextlib.suppress(RuntimeError):  # closed in this very moment
                 self._loop.call_soon_threadsafe(self.feed, ev.CancelRequested(text))
 
-    def _signal_aborted(self, _reason: str) -> None:
+    def _signal_aborted(self, reason: str) -> None:
         started = self.machine.state is not lc.RunState.LOADING
-        self.cancel("workflow signal aborted" if started else "workflow start signal already aborted")
+        text = "workflow signal aborted" if started else "workflow start signal already aborted"
+        self.cancel(text if reason == ABORTED else f"{text}: {reason}")
 
     async def dispose(self) -> None:
         """Cancels, then waits until the result is there and the worker is gone, within the grace."""

@@ -13,9 +13,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-__all__ = ["AbortController", "AbortSignal"]
+__all__ = ["ABORTED", "AbortController", "AbortSignal"]
 
 _log = logging.getLogger(__name__)
+
+ABORTED = "aborted"
+"""The reason of an abort for which nobody gave one."""
 
 AbortListener = Callable[[str], object]
 
@@ -97,8 +100,8 @@ class AbortController:
     def __init__(self) -> None:
         self.signal = AbortSignal()
 
-    def abort(self, reason: str = "aborted") -> None:
-        """Aborts the signal; later calls change nothing."""
+    def abort(self, reason: str = ABORTED) -> None:
+        """Aborts the signal; later calls change nothing. The reason is in the error of whatever it ends."""
         self.signal._abort(reason)  # pyright: ignore[reportPrivateUsage]
 
 

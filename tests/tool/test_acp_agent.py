@@ -153,9 +153,8 @@ def test_cancel_ends_the_card_as_failed_and_the_prompt_as_cancelled(tmp_path: Pa
         assert await asked == "cancelled"
         seen = client.of(session)
         assert seen[-1]["status"] == "failed"
-        assert (
-            content(seen[-1]) == "Error: workflow run was cancelled (workflow run cancelled: workflow signal aborted)"
-        )
+        reason = "workflow run cancelled: workflow signal aborted: the user cancelled"
+        assert content(seen[-1]) == f"Error: workflow run was cancelled ({reason})"
         await connection.cancel(session_id=session)
         assert await prompt(connection, session, "```js\nreturn 1\n```") == "end_turn"
         assert client.statuses(session)[len(seen) :][0] == "pending"

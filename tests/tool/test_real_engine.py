@@ -144,7 +144,13 @@ def test_ending_a_call_at_work_ends_its_agents_and_leaves_whole_records(how: str
         if how == "task":
             assert call.cancelled()
         else:
-            reason = "the engine ends it" if how == "engine" else "workflow signal aborted"
+            aborted = "workflow signal aborted"
+            reasons = {
+                "engine": "the engine ends it",
+                "signal": f"{aborted}: enough",
+                "session": f"{aborted}: session closed",
+            }
+            reason = reasons[how]
             assert call.result().text == f"Error: workflow run was cancelled (workflow run cancelled: {reason})"
         assert tool.types[-1] == "tools/result"
 
