@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -470,3 +471,19 @@ def test_the_documentation_names_every_setting_and_its_table_can_be_read(tmp_pat
     assert read_workflow_file(file).agents["reviewer"].settings == OpenAISettings(
         model="gpt-5-mini", system_prompt="You review Python code. Be brief.", max_tokens=2000
     )
+
+
+def test_without_the_extra_the_provider_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Absent:
+        """Hides the package from the import system, as if it were not installed."""
+
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "openai":
+                raise ModuleNotFoundError("No module named 'openai'", name="openai")
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "openai"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Absent, *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'workflow-orchestrator\[openai\]'$"):
+        OpenAIProvider(OpenAISettings(model="m"))
