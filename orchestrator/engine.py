@@ -8,6 +8,7 @@ event loop it is first used in.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -29,6 +30,8 @@ from protocol.events import RunId
 from protocol.messages import Limits, Load, WallReport
 
 __all__ = ["EngineDescription", "WorkflowEngine", "WorkflowStartRequest", "run_workflow"]
+
+_log = logging.getLogger(__name__)
 
 
 class WorkflowStartRequest(msgspec.Struct, kw_only=True):
@@ -155,6 +158,8 @@ class WorkflowEngine:
     async def aclose(self) -> None:
         """Stops, waits for the accepted runs within ``dispose_grace``, and kills what is left. Idempotent.
 
+        Then it closes the registered providers that have an ``aclose()``.
+
         Also from another event loop once the engine's own is closed: then the runs ended with it.
         """
         if self._loop is not None and self._loop.is_closed():
@@ -176,7 +181,16 @@ class WorkflowEngine:
             for driver in tuple(self._runs):
                 driver.cancel("the workflow engine was closed")
             await self._pool.close()
+        await self._close_providers(grace)
         await self.events.finish(grace)
+
+    async def _close_providers(self, grace: float) -> None:
+        """What a provider keeps between agents (a connection, a child process) belongs to this engine's loop."""
+        try:
+            async with asyncio.timeout(grace + 1.0):
+                await self.agents.aclose()
+        except TimeoutError:
+            _log.warning("an agent provider's aclose() did not end within %g s (dispose_grace)", grace + 1.0)
 
     def describe(self) -> EngineDescription:
         """Versions, worker mode and why, the walls that are up, the workers alive."""

@@ -439,3 +439,32 @@ def test_a_provider_is_checked_when_it_is_registered() -> None:
     remove()
     remove()
     assert engine.agents.names == ()
+
+
+def test_closing_the_engine_closes_its_providers_and_waits_for_none_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    class Keeper:
+        def __init__(self, *, hangs: bool = False) -> None:
+            self.hangs = hangs
+            self.closed = 0
+
+        async def start(self, request: AgentRequest) -> Any:
+            raise NotImplementedError
+
+        async def aclose(self) -> None:
+            self.closed += 1
+            if self.hangs:
+                await asyncio.Event().wait()
+
+    async def main() -> None:
+        engine = WorkflowEngine(EngineConfig(spare_workers=0, dispose_grace=0.0))
+        first, hanging, last = Keeper(), Keeper(hangs=True), Keeper()
+        for name, keeper in (("first", first), ("hanging", hanging), ("last", last)):
+            engine.agents.register(name, keeper)
+        await engine.aclose()
+        await engine.aclose()
+        assert (first.closed, hanging.closed, last.closed) == (1, 1, 1)
+
+    run_async(main())
+    assert [record.message for record in caplog.records if "aclose" in record.message] == [
+        "an agent provider's aclose() did not end within 1 s (dispose_grace)"
+    ]
