@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from typing import Any
 
 import msgspec
@@ -110,6 +112,48 @@ def test_a_flood_without_listeners_is_cancelled_at_once() -> None:
                 run.cancel("enough")
                 assert run.result.done()  # type: ignore[attr-defined]  # nothing was waited for
                 assert (await run.result).code == ErrorCode.CANCELLED
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("ending", ["cancel", "dispose", "worker killed"])
+@pytest.mark.parametrize("yielding", ["", "; await null"])
+@pytest.mark.parametrize("hook", ["log", "phase"])
+def test_a_flood_of_any_kind_ends_when_it_is_told_to_and_other_runs_go_on(
+    hook: str, yielding: str, ending: str
+) -> None:
+    async def main() -> None:
+        events: list[WorkflowEvent] = []
+        async with WorkflowEngine(msgspec.structs.replace(CONFIG, sync_timeout=30.0)) as engine:
+            engine.agents.register("default", scripted_agent)
+            said = asyncio.Event()
+
+            def listen(event: WorkflowEvent) -> None:
+                events.append(event)
+                if event.type == f"workflow/{hook}":
+                    said.set()
+
+            engine.events.subscribe(listen)
+            flood = f"for (let i = 0; ; i++) {{ {hook}(`${{i}} ` + 'x'.repeat(200)){yielding} }}"
+            async with await engine.start(request(flood)) as flooding:
+                await said.wait()
+                async with await engine.start(request("return await agent('quiet')")) as quiet:
+                    assert (await quiet.result).value == "ok:quiet"
+                assert not flooding.result.done()  # type: ignore[attr-defined]
+                match ending:
+                    case "cancel":
+                        flooding.cancel("enough")
+                    case "dispose":
+                        await flooding.dispose()
+                    case _:
+                        for pid in engine.describe().worker_pids:
+                            os.kill(pid, signal.SIGKILL)
+                result = await flooding.result
+            assert result.stop_reason == ("error" if ending == "worker killed" else "cancelled")
+            mine = [event for event in events if event.run.id == flooding.id]
+            assert mine[-1].type == "workflow/end"
+            if ending == "worker killed":
+                assert f"last seen: {hook}(" in str(result.error)
 
     run_async(main())
 

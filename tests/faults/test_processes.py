@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator import EngineConfig, LogWritten, WorkflowEngine, WorkflowEvent, WorkflowStartRequest
+from orchestrator import AgentRequest, EngineConfig, LogWritten, WorkflowEngine, WorkflowEvent, WorkflowStartRequest
 from orchestrator.faults import FaultEngine
 from protocol.errors import ErrorCode
 from tests.conftest import run_async
@@ -54,6 +54,26 @@ def test_a_host_that_is_killed_takes_its_zygote_and_workers_with_it(script: str,
             assert exits.all_gone()
         process.communicate(timeout=20)
         assert process.returncode == -number
+
+
+@pytest.mark.parametrize("settings", ["worker_mode='spawn'", "sandbox='off'"])
+def test_a_host_that_is_killed_takes_workers_of_every_kind_with_it(settings: str) -> None:
+    body = f"""
+async def main():
+    engine = await new_engine({settings})
+    run = await start(engine, SPIN)
+    await engine.said.wait()
+    await say_pids(engine, workers=1)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+    with host(body) as process:
+        with Exits(pids_of(process)) as exits:
+            assert len(exits.pids) >= 2
+            process.kill()
+            assert exits.all_gone()
+        process.communicate(timeout=20)
 
 
 def test_a_host_that_is_killed_while_its_zygote_starts_leaves_nothing() -> None:
@@ -284,6 +304,41 @@ def test_a_spare_that_is_killed_is_not_leased() -> None:
             await _until(lambda: spare not in engine.describe().worker_pids)
             async with await engine.start(request("return 1")) as run:
                 assert (await run.result).value == 1
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("ending", ["kill", "cancel"])
+def test_a_real_worker_that_stops_while_it_is_sent_ten_megabytes_costs_its_run_alone(ending: str) -> None:
+    """It is stopped before the answer comes, so the host is in the middle of writing it when the worker ends."""
+
+    async def main() -> None:
+        victim: list[int] = []
+        sent = asyncio.Event()
+
+        async def agent(incoming: AgentRequest) -> str:
+            if incoming.prompt == "large":
+                (pid,) = engine.describe().worker_pids
+                victim.append(pid)
+                os.kill(pid, signal.SIGSTOP)
+            return "x" * (10 << 20 if incoming.prompt == "large" else 1)
+
+        async with WorkflowEngine(EngineConfig(max_concurrent_agents=2, spare_workers=0, dispose_grace=0.2)) as engine:
+            engine.agents.register("default", agent)
+            engine.events.subscribe(lambda event: sent.set() if event.type == "workflow/agent-end" else None)
+            async with await engine.start(request("return (await agent('large')).length")) as run:
+                await sent.wait()
+                with Exits(victim) as exits:
+                    if ending == "kill":
+                        os.kill(victim[0], signal.SIGKILL)
+                    else:
+                        run.cancel("enough")
+                    result = await run.result
+                    assert exits.all_gone()
+                assert result.stop_reason == ("error" if ending == "kill" else "cancelled")
+                assert result.agents_completed == 1
+            async with await engine.start(request("return await agent('next')")) as run:
+                assert (await run.result).value == "x"
 
     run_async(main())
 
