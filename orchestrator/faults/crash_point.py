@@ -6,7 +6,7 @@
 
 What it guarantees: one armed point acts on the next worker leased and on no other; once the stage is reached nothing
 more passes between host and worker, so the host sees exactly what that stage means; until then the run is an ordinary
-one. The stages at a provider (agent starting, disposing) are reached where the host's own code says so: `trip`.
+one. Stages that no message shows (agent starting, agent running, disposing) are reached where the host says so: `trip`.
 """
 
 from __future__ import annotations
