@@ -80,7 +80,19 @@ def test_json_prints_the_whole_outcome() -> None:
         "agents": {"completed": 1, "failed": 1, "cancelled": 0},
         "failures": [{"seq": 2, "label": "third", "phase": None, "reason": "sh exited with code 3"}],
         "warnings": [],
+        "input_tokens": 0,
         "output_tokens": 0,
+        "phases": [
+            {
+                "title": None,
+                "started": 2,
+                "completed": 1,
+                "failed": 1,
+                "cancelled": 0,
+                "input_tokens": 0,
+                "output_tokens": 0,
+            }
+        ],
     }
 
 
@@ -109,6 +121,39 @@ def test_four_dead_agents_of_five_cannot_be_overlooked() -> None:
     assert "4 of 5 agents FAILED, 1 completed" in story
     for seq in (1, 2, 4, 5):
         assert f"  failed: #{seq} same [Work]: sh exited with code 9: broken {seq}\n" in story
+
+
+COUNTING = """
+from orchestrator import AgentResult, Usage
+async def agent(request):
+    bad = "bad" in request.prompt
+    return AgentResult(text="x", usage=Usage(1000, 20), stop_reason="error" if bad else "completed", error="no luck")
+"""
+
+
+def test_tokens_and_failures_are_told_by_phase(tmp_path: Path) -> None:
+    (tmp_path / "counting_agents.py").write_text(COUNTING)
+    script = """phase('Read'); await parallel(['a', 'bad', 'bad'].map(p => () => agent(p)));
+    phase('Judge'); return await agent('c')"""
+    done = run(script, "--json", "--agent", "python:counting_agents:agent")
+    story, outcome = done.stderr.decode(), json.loads(done.stdout)
+    assert "2 of 4 agents FAILED, 2 completed; 4,000 tokens in, 80 out\n" in story
+    assert "  Read: 2 of 3 agents FAILED, 1 completed; 3,000 tokens in, 60 out\n" in story
+    assert "  Judge: 1 agent completed; 1,000 tokens in, 20 out\n" in story
+    assert re.search(r"ok #4 c \(.*, 1,000 tokens in, 20 out\)\n", story)
+    assert (outcome["input_tokens"], outcome["output_tokens"]) == (4000, 80)
+    found = [(phase["title"], phase["failed"], phase["input_tokens"]) for phase in outcome["phases"]]
+    assert found == [("Read", 2, 3000), ("Judge", 0, 1000)]
+
+
+def test_a_budget_is_a_ceiling_for_the_tokens_that_agents_report(tmp_path: Path) -> None:
+    (tmp_path / "counting_agents.py").write_text(COUNTING)
+    script = "for (const n of [1, 2, 3, 4, 5]) await agent('a')"
+    for option in ("--budget", "--token-budget"):
+        done = run(script, option, "40", "--json", "--agent", "python:counting_agents:agent")
+        outcome = json.loads(done.stdout)
+        assert (done.returncode, outcome["code"], outcome["agents_started"]) == (1, "BUDGET_EXCEEDED", 2)
+    assert "--budget must be a whole number" in one_line(run("return 1", "--budget", "0"))
 
 
 def test_warnings_are_shown() -> None:

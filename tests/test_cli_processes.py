@@ -197,7 +197,8 @@ def test_a_terminal_shows_phase_running_agents_counts_and_the_latest_log_line(
     return [first, await agent('cat release', {label: 'slow one'})]"""
     with running(script, "--agent", "command:sh", stderr=terminal.slave) as process:
         terminal.read_until("slow one")
-        terminal.read_until("1 running, 0 done, 1 FAILED")
+        terminal.read_until("1 of 2 FAILED, 1 running, 0 done")
+        terminal.read_until("Gather: 1 of 2 FAILED, 1 running, 0 done")
         (tmp_path / "release").write_text("go\n")
         output, _ = process.communicate(timeout=PATIENCE)
     terminal.read_rest()

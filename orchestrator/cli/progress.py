@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from protocol.events import WorkflowEvent
+    from protocol.events import AgentEnded, WorkflowEvent
 
-__all__ = ["ActiveAgent", "Progress", "clean", "seconds"]
+__all__ = ["ActiveAgent", "PhaseCount", "Progress", "clean", "seconds", "tally", "tokens"]
 
 
 class ActiveAgent(msgspec.Struct, frozen=True):
@@ -23,6 +23,17 @@ class ActiveAgent(msgspec.Struct, frozen=True):
     label: str
     phase: str | None
     since: float
+
+
+class PhaseCount(msgspec.Struct):
+    """What the agents of one phase came to so far."""
+
+    running: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 class Progress:
@@ -39,9 +50,8 @@ class Progress:
         self.phase: str | None = None
         self.last_log = ""
         self.active: dict[int, ActiveAgent] = {}
-        self.completed = 0
-        self.failed = 0
-        self.cancelled = 0
+        self.phases: dict[str | None, PhaseCount] = {}  # in the order in which their first agents started
+        self.total = PhaseCount()
         self.over = False
 
     def take(self, event: WorkflowEvent) -> str:
@@ -60,33 +70,56 @@ class Progress:
                 return f"   {clean(message)}"
             case AgentStarted(seq=seq, label=label, phase=phase):
                 self.active[seq] = ActiveAgent(label, phase, self.clock())
+                for count in (self.phases.setdefault(phase, PhaseCount()), self.total):
+                    count.running += 1
                 return f"-> #{seq} {clean(label)}"
-            case AgentEnded(seq=seq, label=label, outcome=outcome, error=error):
-                started = self.active.pop(seq, None)
-                took = f" ({seconds(self.clock() - started.since)})" if started else ""
-                if outcome == "completed":
-                    self.completed += 1
-                    return f"ok #{seq} {clean(label)}{took}"
-                if outcome == "failed":
-                    self.failed += 1
-                    return f"FAILED #{seq} {clean(label)}{took}: {clean(error or 'no reason given')}"
-                self.cancelled += 1
-                return f"cancelled #{seq} {clean(label)}{took}"
+            case AgentEnded():
+                return self._ended(event)
             case WorkflowEnded():
                 self.over = True
                 return ""
             case _:
                 return ""
 
-    @property
-    def counts(self) -> str:
-        """How many agents are in which state, leaving out what is none."""
-        parts = [f"{len(self.active)} running", f"{self.completed} done"]
-        if self.failed:
-            parts.append(f"{self.failed} FAILED")
-        if self.cancelled:
-            parts.append(f"{self.cancelled} cancelled")
-        return ", ".join(parts)
+    def _ended(self, event: AgentEnded) -> str:
+        for count in (self.phases.setdefault(event.phase, PhaseCount()), self.total):
+            count.running -= 1
+            count.input_tokens += event.input_tokens
+            count.output_tokens += event.output_tokens
+            match event.outcome:
+                case "completed":
+                    count.completed += 1
+                case "failed":
+                    count.failed += 1
+                case "cancelled":
+                    count.cancelled += 1
+        started = self.active.pop(event.seq, None)
+        facts = [seconds(self.clock() - started.since)] if started else []
+        facts += [used] if (used := tokens(event.input_tokens, event.output_tokens)) else []
+        about = f"#{event.seq} {clean(event.label)}" + (f" ({', '.join(facts)})" if facts else "")
+        if event.outcome == "completed":
+            return f"ok {about}"
+        if event.outcome == "failed":
+            return f"FAILED {about}: {clean(event.error or 'no reason given')}"
+        return f"cancelled {about}"
+
+
+def tally(count: PhaseCount) -> str:
+    """How many agents are in which state, leaving out what is none, and the tokens they used."""
+    parts = [f"{count.running} running"] if count.running else []
+    parts += [f"{count.completed} done"]
+    ended = count.completed + count.failed + count.cancelled
+    if count.failed:
+        parts.insert(0, f"{count.failed} of {ended + count.running} FAILED")
+    if count.cancelled:
+        parts.append(f"{count.cancelled} cancelled")
+    used = tokens(count.input_tokens, count.output_tokens)
+    return ", ".join(parts) + (f" · {used}" if used else "")
+
+
+def tokens(given: int, produced: int) -> str:
+    """Tokens for people; empty when no provider reported any."""
+    return f"{given:,} tokens in, {produced:,} out" if given or produced else ""
 
 
 def clean(text: str, *, lines: bool = False) -> str:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from orchestrator.cli.progress import clean, seconds
+from orchestrator.cli.progress import clean, seconds, tokens
 
 if TYPE_CHECKING:
     from orchestrator.engine import WorkflowEngine
     from orchestrator.providers import RehearseProvider
-    from orchestrator.results import WorkflowResult
+    from orchestrator.results import PhaseSummary, WorkflowResult
     from protocol.errors import WorkflowError
 
 __all__ = [
@@ -53,7 +53,9 @@ def outcome_of(run_id: str, result: WorkflowResult) -> dict[str, Any]:
         },
         "failures": result.failures,
         "warnings": result.warnings,
+        "input_tokens": result.input_tokens,
         "output_tokens": result.output_tokens,
+        "phases": result.phases,
     }
 
 
@@ -70,7 +72,9 @@ def outcome_of_refusal(error: WorkflowError) -> dict[str, Any]:
         "agents": none,
         "failures": [],
         "warnings": [],
+        "input_tokens": 0,
         "output_tokens": 0,
+        "phases": [],
     }
 
 
@@ -79,7 +83,7 @@ def rehearsal_notice(names: Sequence[str], *, all_of_them: bool) -> str:
     who = "no agent does any work" if all_of_them else f"no agent of {', '.join(names)} does any work"
     return (
         f"REHEARSAL: {who}. Answers are made up in the shape of the schemas, so the result means nothing.\n"
-        "           For real work name an agent: --agent 'command:claude -p' or --agent python:module:function"
+        "           For real work name an agent: --agent 'command:claude -p', --agent openai:MODEL, or in workflow.toml"
     )
 
 
@@ -111,9 +115,12 @@ def rehearsal_summary(rehearsal: RehearseProvider) -> str:
 
 
 def summary(result: WorkflowResult, elapsed: float) -> str:
-    """How it ended: one line, then what failed and why, the warnings, and the error."""
+    """How it ended: one line, then each phase where there are several, what failed and why, warnings, and the error."""
     ended = "failed" if result.stop_reason == "error" else result.stop_reason
-    lines = [f"{ended} in {seconds(elapsed)}: {_counts(result)}"]
+    used = tokens(result.input_tokens, result.output_tokens)
+    lines = [f"{ended} in {seconds(elapsed)}: {_counts(result)}{'; ' + used if used else ''}"]
+    if len(result.phases) > 1:
+        lines += [_phase_line(phase) for phase in result.phases]
     for failure in result.failures[:SHOWN_FAILURES]:
         phase = f" [{clean(failure.phase)}]" if failure.phase is not None else ""
         lines.append(f"  failed: #{failure.seq} {clean(failure.label)}{phase}: {_reason(failure.reason)}")
@@ -137,15 +144,25 @@ def walls_notice(engine: WorkflowEngine) -> str:
     return f"warning: this system lacks parts of the sandbox: {', '.join(down)}; `workflow doctor` tells more"
 
 
+def _phase_line(phase: PhaseSummary) -> str:
+    title = "(no phase)" if phase.title is None else clean(phase.title)
+    used = tokens(phase.input_tokens, phase.output_tokens)
+    counted = _count(phase.started, phase.completed, phase.failed, phase.cancelled)
+    return f"  {title}: {counted}{'; ' + used if used else ''}"
+
+
 def _counts(result: WorkflowResult) -> str:
-    if not result.agents_started:
+    return _count(result.agents_started, result.agents_completed, result.agents_failed, result.agents_cancelled)
+
+
+def _count(started: int, completed: int, failed: int, cancelled: int) -> str:
+    if not started:
         return "no agents"
-    if result.agents_failed:
-        text = f"{result.agents_failed} of {_agents(result.agents_started)} FAILED"
-        text += f", {result.agents_completed} completed"
+    if failed:
+        text = f"{failed} of {_agents(started)} FAILED, {completed} completed"
     else:
-        text = f"{_agents(result.agents_completed)} completed"
-    return text + (f", {result.agents_cancelled} cancelled" if result.agents_cancelled else "")
+        text = f"{_agents(completed)} completed"
+    return text + (f", {cancelled} cancelled" if cancelled else "")
 
 
 def _agents(number: int) -> str:

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.cli.progress import Progress, clean, seconds
+from orchestrator.cli.progress import Progress, clean, seconds, tally
 from orchestrator.cli.writer import LineWriter
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = ["LiveView", "PlainView", "View", "make_view"]
 
 REFRESH = 0.125
 SHOWN_AGENTS = 8
+SHOWN_PHASES = 6
 LINES_PER_REFRESH = 20
 LINE_LIMIT = 2000
 """Characters of one line: a log of a megabyte is for ``--events``, not for a terminal."""
@@ -150,9 +151,16 @@ class LiveView:
         head.append(clean(progress.name) or "starting", style="bold")
         if progress.phase is not None:
             head.append(f" · {clean(progress.phase)}", style="cyan")
-        head.append(f" · {progress.counts}", style="red" if progress.failed else "")
+        head.append(f" · {tally(progress.total)}", style="red" if progress.total.failed else "")
         head.append(f" · {seconds(now - progress.began)}", style="dim")
         rows = [head]
+        phases = [item for item in progress.phases.items() if item[0] is not None]
+        if len(phases) > SHOWN_PHASES:
+            rows.append(Text(f"  {len(phases) - SHOWN_PHASES} phases before", style="dim"))
+        for title, count in phases[-SHOWN_PHASES:]:
+            row = Text(f"  {clean(title or '')}: ", style="cyan", no_wrap=True, overflow="ellipsis")
+            row.append(tally(count), style="red" if count.failed else "dim")
+            rows.append(row)
         for seq, agent in list(progress.active.items())[:SHOWN_AGENTS]:
             row = Text(f"  #{seq} {clean(agent.label)} ", no_wrap=True, overflow="ellipsis")
             row.append(seconds(now - agent.since), style="dim")
