@@ -57,6 +57,7 @@
   let tokensSpent = 0;
   let warnings = create(null); // no array: the script can put setters for indices on Array.prototype
   let warningCount = 0;
+  let thrown = create(null); // what threw inside parallel() and pipeline(), by text
   let globalNames = [];
 
   // ---------------------------------------------------------------------------------------------- errors
@@ -469,9 +470,24 @@
     }
   }
 
+  // A null among the results looks like an agent that failed; a slip in the script must not hide behind it. Throws of
+  // one kind at one place are one warning with a count.
+  function warnOfThrow(hook, index, error) {
+    const what = `threw, so its place is null: ${cut(describe(error), 500)}${placeOf(error)}`;
+    const seen = thrown[what];
+    if (seen === undefined) {
+      if (warningCount === MAX_WARNINGS) return;
+      thrown[what] = { __proto__: null, at: warningCount, item: `${hook}() item ${index}`, more: 0 };
+      warn(`${hook}() item ${index} ${what}`);
+    } else {
+      const more = ++seen.more;
+      warnings[seen.at] = `${seen.item} (and ${more} more) ${what}`;
+    }
+  }
+
   // Runs work(i) for every index at once; a throw gives null at its place, a fatal error rejects the whole at once.
   // Settles the hook's own promise: resolving with another one would ask it for the (perhaps tampered) `then`.
-  function join(count, work, resolve, reject) {
+  function join(hook, count, work, resolve, reject) {
     const results = [];
     for (let i = 0; i < count; i++) defineProperty(results, i, data(null, true));
     if (count === 0) return resolve(results);
@@ -481,6 +497,7 @@
         results[i] = await work(i);
       } catch (error) {
         if (isFatal(error)) return reject(error);
+        warnOfThrow(hook, i, error);
       }
       if (--left === 0) resolve(results);
     };
@@ -501,7 +518,7 @@
         }
         work[i] = thunk;
       }
-      join(count, (i) => (0, work[i])(), resolve, reject);
+      join('parallel', count, (i) => (0, work[i])(), resolve, reject);
     });
   }
 
@@ -516,7 +533,7 @@
       checkItems('pipeline', count);
       const copied = create(null);
       for (let i = 0; i < count; i++) copied[i] = items[i];
-      join(count, async (index) => {
+      join('pipeline', count, async (index) => {
         const item = copied[index];
         let previous = item;
         for (let i = 0; i < stages.length; i++) previous = await (0, stages[i])(previous, item, index);
@@ -675,6 +692,7 @@
       sourceLines = [];
       lastSeq = lastTimer = tokensSpent = warningCount = 0;
       warnings = create(null);
+      thrown = create(null);
       settled = false;
       for (let i = 0; i < globalNames.length; i++) deleteProperty(globalThis, globalNames[i]);
     },

@@ -280,7 +280,7 @@ async def _basics(engine: WorkflowEngine) -> EngineDescription:
             return await started.result
 
     done = await run(BASICS, args={"a": [1]})
-    assert (done.stop_reason, done.value, len(done.warnings)) == ("completed", BASIC_RESULT, 1)
+    assert (done.stop_reason, done.value, len(done.warnings)) == ("completed", BASIC_RESULT, 2)
     assert (done.agents_completed, done.agents_failed) == (3, 1)
     failed = await run("\nnull.x")
     assert str(failed.error).endswith("(line 2, column 1)\nnull.x\n^")

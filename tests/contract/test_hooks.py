@@ -451,3 +451,42 @@ def test_a_request_may_lower_the_agent_cap(failure: Callable[..., Any]) -> None:
     code, error = failure("await agent('a'); await agent('b')", max_total_agents=1)
     assert code == ErrorCode.AGENT_CAP
     assert "this run reached its total agent cap (1)" in error
+
+
+# --- throws inside a fan-out ---
+
+
+def test_a_slip_inside_a_thunk_is_a_null_and_one_warning_with_its_place_and_a_count(script: RunScript) -> None:
+    text = """return await parallel([1, 2, 3].map((n) => async () => {
+      if (n > 1) throw new TypeError('no luck');
+      return n;
+    }))"""
+    result = script(text).result
+    assert result.value == [1, None, None]
+    assert len(result.warnings) == 1
+    assert result.warnings[0].startswith(
+        "parallel() item 1 (and 1 more) threw, so its place is null: TypeError: no luck (line 2, column 24)"
+    )
+
+
+def test_a_throwing_stage_is_told_with_the_item_and_different_slips_are_told_apart(script: RunScript) -> None:
+    result = script("return await pipeline([1, null], (x) => x.a.b, (x) => x)").result
+    assert result.value == [None, None]
+    first, second = result.warnings
+    assert first.startswith("pipeline() item 0 threw, so its place is null: TypeError:")
+    assert second.startswith("pipeline() item 1 threw, so its place is null: TypeError:")
+
+
+def test_what_is_thrown_in_a_fan_out_may_be_anything_and_the_warnings_are_bounded(script: RunScript) -> None:
+    text = """const odd = [null, undefined, 'text', Symbol('s'), { toString() { throw 1 } }, new Proxy({}, {}), ''];
+    await parallel(odd.map((thrown) => () => { throw thrown }));
+    await parallel(Array.from({ length: 100 }, (_, i) => () => { throw new Error(`kind ${i}`) }));
+    return 'through'"""
+    result = script(text).result
+    assert result.value == "through"
+    assert len(result.warnings) == 20
+    assert all("threw, so its place is null: " in warning for warning in result.warnings)
+
+
+def test_agents_that_fail_are_no_warnings(script: RunScript) -> None:
+    assert script("return await parallel([() => agent('fail'), () => agent('x')])").result.warnings == ()
