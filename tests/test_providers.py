@@ -510,6 +510,11 @@ def test_python_code_that_is_no_agent_is_refused_in_one_line(
         ("command:", "names no program"),
         ("command:''", "names no program"),
         ("command:sh -c 'open", "cannot be read: no closing quotation"),
+        ("openai", "it must be rehearse, command:ARGV"),
+        ("openai:", "agent openai: names no model"),
+        ("openai:m@http://", "agent openai: base_url must be"),
+        ("acp:", "agent acp: names no program"),
+        ("acp:gemini 'open", "cannot be read: no closing quotation"),
         ("python:", "is not module:function"),
         ("python:module", "is not module:function"),
         ("python:module:", "is not module:function"),
@@ -523,6 +528,20 @@ def test_a_spec_that_names_no_provider_is_refused_in_one_line(spec: str, said: s
     with pytest.raises(ProviderSpecError) as caught:
         provider_from_spec(spec)
     assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("spec", "package"), [("openai:m", "openai"), ("acp:cat", "acp")])
+def test_a_missing_extra_is_one_line_that_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, spec: str, package: str
+) -> None:
+    ours = ("orchestrator.providers.acp", "orchestrator.providers.openai")
+    for name in [name for name in sys.modules if name.split(".")[0] == package or name.startswith(ours)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ProviderSpecError) as caught:
+        provider_from_spec(spec)
+    assert f"pip install 'workflow-orchestrator[{package}]'" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -257,6 +258,13 @@ def test_programs_folders_and_modules_are_found_from_beside_the_file(
     assert found["b"].cwd == str(tmp_path / "project/work")  # type: ignore[attr-defined]
     assert found["c"].argv == ("sh",)  # type: ignore[attr-defined]
     assert found["d"].path == str(tmp_path / "project")  # type: ignore[attr-defined]
+
+
+def test_every_file_of_the_documentation_is_one_that_can_be_read(write: Write) -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    found = [read_workflow_file(write(block)) for block in blocks]
+    assert {name for file in found for name in file.agents} >= {"claude", "codex", "gemini", "llm", "local", "mine"}
 
 
 # --- with the command ---
