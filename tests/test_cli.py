@@ -189,6 +189,21 @@ def test_a_python_agent_that_prints_does_not_disturb_the_result(tmp_path: Path) 
     assert "while working" in done.stderr.decode()
 
 
+def test_an_agent_that_can_be_closed_is_closed_when_the_run_is_over(tmp_path: Path) -> None:
+    (tmp_path / "closable_agents.py").write_text(
+        "from orchestrator import FunctionProvider\n"
+        "async def answer(request):\n    print('working')\n    return 'x'\n"
+        "class Closable(FunctionProvider):\n    async def aclose(self):\n        print('closed')\n"
+        "agent = Closable(answer)\n"
+    )
+    done = run("return await agent('hi')", "--agent", "python:closable_agents:agent")
+    assert (done.returncode, json.loads(done.stdout)) == (0, "x")
+    assert [line for line in done.stderr.decode().splitlines() if line in ("working", "closed")] == [
+        "working",
+        "closed",
+    ]
+
+
 def test_the_console_script_and_the_module_are_the_same_command() -> None:
     code = "import sys; from orchestrator.cli import main; sys.exit(main())"
     for command in (WORKFLOW, [sys.executable, "-c", code]):

@@ -236,6 +236,12 @@ def test_an_agent_that_takes_too_long_is_stopped_with_everything_it_started(life
     assert not lifeline.held()
 
 
+def test_tokens_of_an_agent_that_was_stopped_count_where_it_told_them() -> None:
+    line = '{"usage": {"input_tokens": 5, "output_tokens": 6}}'
+    result = answer(printing(line, end="sleep 99", timeout=0.3, kill_grace=0.2, **CODEX))
+    assert (result.stop_reason, result.usage) == ("error", Usage(input_tokens=5, output_tokens=6))
+
+
 def test_an_agent_that_ends_in_time_leaves_no_timer_behind() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -176,9 +176,9 @@ class _CommandRun:
             return _failed(f"{self._program} printed more than {limit} bytes (max_output) and was stopped")
         if self._request.signal.aborted:
             return AgentResult(stop_reason="cancelled", error=f"aborted: {self._request.signal.reason}")
-        if self._given_up is not None:
-            return _failed(f"{self._program} {self._given_up}{last_lines(end.stderr_tail)}")
         output = self._read(end.stdout)
+        if self._given_up is not None:
+            return _failed(f"{self._program} {self._given_up}{last_lines(end.stderr_tail)}", output)
         if end.returncode != 0:
             reason = _reason(output.error) or last_lines(end.stderr_tail)
             return _failed(f"{self._program} {how_it_ended(end.returncode)}{reason}", output)
