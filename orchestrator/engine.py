@@ -107,6 +107,10 @@ class WorkflowEngine:
             raise WorkflowError(ErrorCode.INVALID_ARGUMENT, "the workflow engine is stopped and takes no new runs")
         if not isinstance(request.script, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WorkflowError(ErrorCode.INVALID_ARGUMENT, "workflow script must be a string")
+        if request.signal is not None and not isinstance(request.signal, AbortSignal):  # pyright: ignore[reportUnnecessaryIsInstance]
+            kind = type(request.signal).__name__
+            text = f"workflow signal must be an AbortSignal (AbortController().signal), not {kind}"
+            raise WorkflowError(ErrorCode.INVALID_ARGUMENT, text)
         meta = None if request.meta is None else validate_meta(request.meta)
         max_total_agents = self._total_cap(request.max_total_agents)
         provider = self._provider(request.subagent_provider)

@@ -106,6 +106,7 @@
   function describe(thrown) {
     if (typeof thrown === 'symbol') return 'a thrown symbol';
     if (typeof thrown === 'function') return 'a thrown function';
+    if (thrown === '') return 'a thrown empty string';
     if (typeof thrown !== 'object' || thrown === null) return StringOf(thrown);
     try {
       const message = dataProperty(thrown, 'message');

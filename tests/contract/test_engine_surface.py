@@ -82,6 +82,11 @@ REFUSED: dict[str, tuple[dict[str, Any], ErrorCode, str]] = {
         "workflow maxTotalAgents must be a positive safe integer",
     ),
     "a script that is no text": ({"script": 42}, ErrorCode.INVALID_ARGUMENT, "workflow script must be a string"),
+    "a signal that is none": (
+        {"signal": object()},
+        ErrorCode.INVALID_ARGUMENT,
+        "workflow signal must be an AbortSignal (AbortController().signal), not object",
+    ),
     "bytes as script": ({"script": b"return 1"}, ErrorCode.INVALID_ARGUMENT, "workflow script must be a string"),
     "a script that does not parse": (
         {"script": "const a = 1\nconst b = = 2"},

@@ -263,7 +263,7 @@ STRANGE = {
     "null": ("throw null", "null"),
     "undefined": ("throw undefined", "undefined"),
     "text": ("throw 'x'", "x"),
-    "empty text": ("throw ''", ""),
+    "empty text": ("throw ''", "a thrown empty string"),
     "a number": ("throw 42", "42"),
     "a bigint": ("throw 10n", "10"),
     "a symbol": ("throw Symbol('s')", "a thrown symbol"),
