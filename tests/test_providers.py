@@ -75,6 +75,8 @@ TREES = {
     "a child that outlives a polite leader": JOIN + "(trap '' TERM; echo up >&3; sleep 99) & wait",
     "a child in a group of its own": JOIN + "timeout 99 sh -c 'echo up >&3; sleep 99'",
     "a child in a session of its own": JOIN + "setsid sh -c 'echo up >&3; sleep 99' & wait",
+    "a session that starts one more when it is asked to end": JOIN
+    + "setsid sh -c 'trap \"sleep 99 & exit\" TERM; echo up >&3; sleep 98 & wait' & wait",
     "a stopped child": JOIN + "(echo up >&3; kill -STOP $$; sleep 99) & wait",
 }
 

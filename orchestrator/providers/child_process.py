@@ -25,7 +25,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import msgspec
 
@@ -88,6 +88,7 @@ class ChildProcess:
         self._swept = False
         self._kill_timer: asyncio.TimerHandle | None = None
         self._strays: dict[int, int] = {}  # pid → pidfd of what the leader started
+        self._sessions: set[int] = set()  # its own and those of strays: what a stray leaves behind is found by them
         self._leader_done = asyncio.Event()
         self._outputs_open = 2
         self._outputs_done = asyncio.Event()
@@ -102,6 +103,7 @@ class ChildProcess:
             start_new_session=True,
         )
         self.pid = self._popen.pid
+        self._sessions.add(self.pid)
         pipes = [pipe for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr) if pipe is not None]
         self._in_fd, self._out_fd, self._err_fd = (pipe.fileno() for pipe in pipes)
         self._open_fds = {self._in_fd, self._out_fd, self._err_fd}
@@ -212,6 +214,7 @@ class ChildProcess:
             if pid not in self._strays:
                 with contextlib.suppress(OSError, AttributeError):
                     self._strays[pid] = os.pidfd_open(pid)
+                    self._sessions.add(os.getsid(pid))
         # macOS answers EPERM for a group of zombies.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
@@ -222,7 +225,7 @@ class ChildProcess:
 
     def _started_by_leader(self) -> Iterable[int]:
         """What the leader started: other groups of its session (``timeout``, job control), other sessions."""
-        found = set(_descendants(self.pid)) | set(_session_members(self.pid))
+        found = set(_descendants(self.pid)) | set(_session_members(self._sessions))
         found.discard(self.pid)
         return found
 
@@ -327,8 +330,8 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def _session_members(session: int) -> list[int]:
-    """The living processes of a session, where there is a ``/proc``."""
+def _session_members(sessions: Set[int]) -> list[int]:
+    """The living processes of these sessions, where there is a ``/proc``."""
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -337,7 +340,7 @@ def _session_members(session: int) -> list[int]:
     for name in names:
         if name.isdigit():
             with contextlib.suppress(OSError):
-                if os.getsid(int(name)) == session and not _is_zombie(name):
+                if os.getsid(int(name)) in sessions and not _is_zombie(name):
                     found.append(int(name))
     return found
 
