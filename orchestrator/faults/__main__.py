@@ -49,13 +49,16 @@ def table(
     seed: Annotated[int | None, Parameter(help="Shuffle the cells by this number.")] = None,
     max_failures: Annotated[int, Parameter(help="Stop after so many cells that are wrong.")] = 10,
     cell_timeout: Annotated[float, Parameter(help="Seconds a cell may take, for agents that take their time.")] = 30.0,
+    settle_timeout: Annotated[float, Parameter(help="Seconds until what is still there counts as left.")] = 5.0,
 ) -> int:
     """Runs the crash table against AGENT."""
     cells = crash_cells(stages=AGENT_STAGES if agent_stages else Stage, cancels=cancels)
     if seed is not None:
         random.Random(seed).shuffle(cells)
     try:
-        return asyncio.run(_run(_provider(agent), cells, seed is None, max_failures, cell_timeout))
+        provider = _provider(agent)
+        bench = CrashBench(provider, config=BENCH_CONFIG, cell_timeout=cell_timeout, settle_timeout=settle_timeout)
+        return asyncio.run(_run(bench, provider, cells, seed is None, max_failures))
     except (ValueError, WorkflowError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -70,13 +73,13 @@ def _provider(spec: str | None) -> AgentProvider | None:
 
 
 async def _run(
-    provider: AgentProvider | None, cells: list[CrashCell], by_stage: bool, max_failures: int, cell_timeout: float
+    bench: CrashBench, provider: AgentProvider | None, cells: list[CrashCell], by_stage: bool, max_failures: int
 ) -> int:
     wrong: list[CellReport] = []
     done = 0
     shown: Stage | None = None
     try:
-        async with CrashBench(provider, config=BENCH_CONFIG, cell_timeout=cell_timeout) as bench:
+        async with bench:
             for cell in cells:
                 if by_stage and cell.stage is not shown:
                     shown = cell.stage

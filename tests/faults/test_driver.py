@@ -262,7 +262,17 @@ def test_an_exit_without_a_result_is_an_error_even_with_code_zero() -> None:
     assert "exited with code 0 before the run settled: it left without a result" in str(told.result.error)
 
 
-def test_a_hang_up_without_a_report_is_a_death_nobody_can_explain() -> None:
+def limited(monkeypatch: pytest.MonkeyPatch, **shorter: float) -> None:
+    """Shortens what is no setting."""
+    from orchestrator import run as run_module
+
+    limits = run_module.lc.RunLimits
+    monkeypatch.setattr(run_module.lc, "RunLimits", lambda **values: limits(**values, **shorter))
+
+
+def test_a_hang_up_without_a_report_is_a_death_nobody_can_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, exit_report_timeout=0.02)
+
     async def script(worker: FakeWorker) -> None:
         await worker.begin()
         worker.obeys_kill = False
@@ -282,10 +292,7 @@ def test_a_worker_that_died_while_it_was_leased_is_seen_by_its_run() -> None:
 
 
 def test_a_worker_that_never_answers_the_load_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator import run as run_module
-
-    limits = run_module.lc.RunLimits
-    monkeypatch.setattr(run_module.lc, "RunLimits", lambda **values: limits(**values, load_timeout=0.02))
+    limited(monkeypatch, load_timeout=0.02)
 
     async def script(worker: FakeWorker) -> None:
         worker.send(Ready())

@@ -74,7 +74,8 @@ def test_a_sound_provider_gets_a_dot_for_each_cell_and_is_closed_in_the_end() ->
 
 
 def test_a_provider_that_leaves_processes_is_told_which_and_where() -> None:
-    done = faults("python:host_agents:leaves", "--agent-stages", "--no-cancels", "--max-failures", "1")
+    options = ("--agent-stages", "--no-cancels", "--max-failures", "1", "--settle-timeout", "0.2")
+    done = faults("python:host_agents:leaves", *options)
     assert done.returncode == 1, done
     assert "F\nagent starting, exit 0, no cancel:\n  * child processes left: ['" in done.stdout
     assert "(zombie)" in done.stdout
