@@ -1,7 +1,7 @@
 // Asks several searchers again and again until two rounds in a row bring nothing new.
 //
 //   workflow run examples/search-until-dry.js --args '{"question": "How does the engine stop a spinning script?"}'
-//   workflow run examples/search-until-dry.js --args @question.json --token-budget 200000 --agent 'command:...'
+//   workflow run examples/search-until-dry.js --args @question.json --budget 200000 --agent 'command:...'
 //
 // Shape: a loop whose length nobody knows in advance, early returns that guard `args`, and a budget.
 
