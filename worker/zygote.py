@@ -36,6 +36,7 @@ __all__ = ["main"]
 
 _MAX_CONTROL_FRAME = 64 * 1024
 _REHEARSALS = 12  # CPython specialises code it has run eight times
+_SPAWNED_IDLE = 48 << 20  # resident bytes of a spawned worker that has done nothing: 45 MiB on x86_64, plus a margin
 _PROBE_SECONDS = 10.0  # a healthy probe takes about 30 ms; a hang is for ever
 
 # Enough garbage for several nursery and one full collection, and a loop hot enough for the optimising compiler.
@@ -228,7 +229,7 @@ def main(control_fd: int, wanted: str, hide_symbols: bool) -> None:
             reason=reason,
             python=platform.python_version(),
             engine=ENGINE_VERSION,
-            base_memory=0 if _runtime is None else _measure_worker(_runtime),
+            base_memory=_SPAWNED_IDLE if _runtime is None else _measure_worker(_runtime),
         )
     )
     try:

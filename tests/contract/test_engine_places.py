@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -311,6 +313,23 @@ def test_the_basics_hold_with_spawned_workers(spares: int) -> None:
 
     described = run_async(main())
     assert (described.worker_mode, described.mode_reason) == ("spawn", "asked for by the configuration")
+
+
+def test_a_spawned_worker_that_is_killed_did_not_run_out_of_memory_for_being_large() -> None:
+    config = EngineConfig(worker_mode="spawn", spare_workers=0, memory_limit=48 << 20)
+
+    async def main() -> WorkflowResult:
+        async with WorkflowEngine(config) as engine:
+            engine.agents.register("default", scripted_agent)
+            async with await engine.start(WorkflowStartRequest(script="log('on'); while (true) {}", meta=META)) as run:
+                async for event in run.events():
+                    if event.type == "workflow/log":
+                        (pid,) = engine.describe().worker_pids
+                        os.kill(pid, signal.SIGKILL)
+                return await run.result
+
+    result = run_async(main())
+    assert (result.code, "was killed by SIGKILL" in str(result.error)) == (ErrorCode.WORKER_DIED, True), result.error
 
 
 def test_without_the_engines_exports_workers_are_spawned_and_the_reason_is_said(
