@@ -143,6 +143,10 @@ class CrashPoint:
         wanted = _BEFORE.get(self.stage)
         if wanted is not None and _is(frame, wanted):
             await self.trip()
+        elif self.stage in _AFTER and _is(frame, _AFTER[self.stage][0]):
+            # Known before the message is passed on: waiting for it afterwards would let the host read the message.
+            assert self._pid_known is not None
+            await asyncio.shield(self._pid_known)
 
     async def after(self, frame: bytes, *, from_worker: bool) -> None:
         wanted, count = _AFTER.get(self.stage, (b"", 0))

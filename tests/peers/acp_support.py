@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from orchestrator import AbortController, AgentRequest, AgentResult
 from protocol.events import RunId, WorkflowMeta, WorkflowRunInfo
 from tests.conftest import run_async
+from tests.peers.processes import processes
 
 pytest.importorskip("acp", reason="the ACP SDK is not installed: pip install 'workflow-orchestrator[acp]'")
 
@@ -66,8 +66,6 @@ def with_provider(provider: Callable[[], AcpProvider], test: Callable[[AcpProvid
         assert processes() == set()
         return result
 
-    before = processes()
-    assert before == set()
     return run_async(main())
 
 
@@ -76,19 +74,6 @@ def ask(prompt: str, *modes: str, settings: dict[str, Any] | None = None, **fiel
     return with_provider(
         lambda: scripted(*modes, **(settings or {})), lambda provider: answer_of(provider, prompt, **fields)
     )
-
-
-def processes() -> set[int]:
-    """This process's descendants, and whatever else the scripted agent starts, without zombies."""
-    found = {child.pid for child in psutil.Process().children(recursive=True)}
-    for process in psutil.process_iter(["cmdline"]):
-        if process.info["cmdline"] == ["sleep", SLEEP]:
-            found.add(process.pid)
-    return {pid for pid in found if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
-
-
-SLEEP = "86399"
-"""Seconds that only the scripted agent's children sleep."""
 
 
 async def said_something(run: Any) -> None:

@@ -23,12 +23,12 @@ from tests.peers.acp_support import (
     answer_of,
     ask,
     closing,
-    processes,
     request_of,
     said_something,
     scripted,
     with_provider,
 )
+from tests.peers.processes import processes
 
 from orchestrator.providers.acp import AcpProvider, AcpSettings  # isort: skip
 from orchestrator.providers.json_lines_child import SLICE  # isort: skip

@@ -12,9 +12,10 @@ import pytest
 from orchestrator import AbortController, EngineConfig, WorkflowEngine, WorkflowError, WorkflowStartRequest
 from orchestrator.agents import Usage
 from tests.conftest import run_async
-from tests.peers.acp_support import NUMBER, SLEEP, answer_of, closing, processes, request_of, said_something
+from tests.peers.acp_support import NUMBER, answer_of, closing, request_of, said_something
 from tests.peers.aimock import Aimock, aimock
 from tests.peers.gemini_cli import gemini_cli
+from tests.peers.processes import SLEEP, processes
 
 from orchestrator.providers.acp import AcpProvider, AcpSettings  # isort: skip
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from orchestrator import EngineConfig, WorkflowEngine, WorkflowStartRequest
 from tests.conftest import run_async
-from tests.peers.acp_support import answer_of, closing, processes, request_of, said_something
+from tests.peers.acp_support import answer_of, closing, request_of, said_something
+from tests.peers.processes import processes
 
 from orchestrator.providers.acp import AcpProvider, AcpSettings  # isort: skip
 
