@@ -24,6 +24,7 @@ __all__ = ["WorkerPool"]
 
 _log = logging.getLogger(__name__)
 
+_REFILL_DELAY = 0.003  # while there are spares: a fork would compete with the run that has just begun
 _ZYGOTES_TRIED = 3  # a zygote may die between its start and the first fork
 _DESCRIPTORS_KEPT = 128  # of the host's descriptor limit, for everything that is not a worker's socket
 
@@ -158,7 +159,8 @@ class WorkerPool:
         if self._watch is not None:
             self._watch.wake()
         if self._refill_handle is None:
-            self._refill_handle = asyncio.get_running_loop().call_soon(self._refill)
+            loop = asyncio.get_running_loop()
+            self._refill_handle = loop.call_later(_REFILL_DELAY if self._spares else 0.0, self._refill)
         return worker
 
     def _give_back(self, worker: Worker) -> None:
