@@ -340,6 +340,19 @@ def test_a_python_agent_that_is_not_there_is_named_by_its_table(write: Write) ->
     assert "workflow.toml: [agents.mine]: agent python: there is no module 'no_such_module_here'" in text
 
 
+@pytest.mark.parametrize("server", ["", "http://127.0.0.1:9/v1"])
+def test_doctor_misses_a_key_only_where_one_is_needed(
+    write: Write, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    pytest.importorskip("openai", reason="the OpenAI SDK is not installed: pip install 'workflow-orchestrator[openai]'")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_BASE_URL", server)
+    write("[agents.model]\nuse = 'openai'\nmodel = 'm'")
+    told = json.loads(workflow("doctor", "--json").stdout)["workflow_file"]["agents"]["model"]
+    wanted = None if server else "the environment variable OPENAI_API_KEY is not set"
+    assert told["problem"] == wanted
+
+
 def test_doctor_tells_which_file_holds_and_what_its_agents_lack(write: Write) -> None:
     write(
         'agent = "here"\n[agents.here]\nuse = "command"\nargv = ["cat"]\nmax_concurrent = 2\n[agents.gone]\n'

@@ -113,7 +113,8 @@ def _problem(agent: ConfiguredAgent) -> str | None:
             agent.make()
     except ValueError as error:
         return str(error)
-    if agent.kind == "openai" and settings.base_url is None and not os.environ.get(settings.api_key_env):
+    own_server = agent.kind == "openai" and (settings.base_url or os.environ.get("OPENAI_BASE_URL"))
+    if agent.kind == "openai" and not own_server and not os.environ.get(settings.api_key_env):
         return f"the environment variable {settings.api_key_env} is not set"
     return None
 
