@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -34,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--sandbox", choices=("required",), help="give every engine that a test leaves at 'auto' this mode instead"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A shell's background job ignores SIGINT, one under nohup SIGHUP, and so would every command started here."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class LeakError(AssertionError):
